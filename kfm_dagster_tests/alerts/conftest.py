@@ -1,4 +1,4 @@
-"""A evaluator over a database with what a test records, once on SQLite and once on PostgreSQL."""
+"""An alert evaluator over a database, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import own_folder
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, desk_over
+from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, evaluator_of
 from kfm_dagster_tests.followers.announcements.web_server import WebServer, open_web_server
 
 
 @pytest.fixture
 def plan() -> AlertPlan:
-    """The rules of this release."""
+    """Return the rules of this release."""
     return AlertPlan.parse((own_folder() / ALERTS).read_text(encoding="utf-8"))
 
 
@@ -43,4 +43,4 @@ def box() -> Mailbox:
 
 @pytest.fixture
 def evaluator(database: Database, plan: AlertPlan, now: Clock, box: Mailbox) -> AlertEvaluator:
-    return desk_over(database, plan, now, box)
+    return evaluator_of(database, plan, now, box)

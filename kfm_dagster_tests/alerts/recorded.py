@@ -1,4 +1,4 @@
-"""What alerts are evaluated from, recorded as the stages and the clock record it, at times that a test chooses."""
+"""Record the events that alerts are evaluated from, at times set by the test."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WAY = {
     StageState.FAILED: [StageState.RUNNING, StageState.FAILED],
     StageState.ROLLED_BACK: [StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK],
 }
-"""How a stage gets into each state."""
+"""The transitions by which a stage reaches each state."""
 
 
 @dataclass
 class Record:
-    """Writes at `at`."""
+    """Records events with the time `at`."""
 
     database: Database
     at: datetime = NOON
@@ -45,9 +45,9 @@ class Record:
         return StageStore(self.database, clock=lambda: self.at)
 
     def line(self, kind: AuditKind, event: str, *, stage: str = STAGE, run: str = "run", **details: Any) -> None:
-        told = AuditEvent(run_id=run, stage=stage, attempt=1, kind=kind, event=event, details=details)
+        audit_event = AuditEvent(run_id=run, stage=stage, attempt=1, kind=kind, event=event, details=details)
         with self.database.transaction() as tx:
-            self.store.audit.append([told], tx=tx)
+            self.store.audit.append([audit_event], tx=tx)
 
     def gate(self, gate: str, outcome: str = "fail_units", *, stage: str = STAGE, run: str = "run") -> None:
         self.line(AuditKind.GATE, gate, stage=stage, run=run, outcome=outcome)
@@ -55,7 +55,7 @@ class Record:
     def stage(
         self, *ends: StageState, stage: str = STAGE, run: str = "run", restricted: Sequence[str] | None = None
     ) -> None:
-        """Attempts of a stage, one after the other, each at its end."""
+        """Record attempts of a stage, each up to its final state."""
         for end in ends:
             with self.database.transaction() as tx:
                 attempt = self.store.open(run, stage, idempotency_key="a" * 64, input_hashes=[], tx=tx)
@@ -83,23 +83,23 @@ class Record:
 
 @dataclass
 class Mailbox:
-    """Stands in the place of apprise: takes every message, but to the endpoints that are dead."""
+    """Replaces apprise: accepts every message, except to dead endpoints."""
 
-    taken: list[tuple[int, str]] = field(default_factory=list)
+    sent: list[tuple[int, str]] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
     dead: set[int] = field(default_factory=set)
 
     def __call__(self, endpoint: Endpoint, message: AlertMessage) -> Answer:
         if endpoint.number in self.dead:
             return Answer(service="Box", error="gone")
-        self.taken.append((endpoint.number, message.title))
+        self.sent.append((endpoint.number, message.title))
         self.bodies.append(message.body)
         return Answer(service="Box")
 
 
 @dataclass
 class Clock:
-    """A clock that stands still until a test moves it."""
+    """A clock that only a test advances."""
 
     at: datetime = NOON
 
@@ -111,12 +111,12 @@ class Clock:
 
 
 def service_url(server: WebServer, path: str = "", *, user: str = "") -> str:
-    """The URL of apprise for a service that a test answers for."""
+    """Return apprise's URL of a service on the test's server."""
     return server.url(path).replace("http://", f"json://{user}")
 
 
 def messages(server: WebServer) -> list[dict[str, Any]]:
-    """The messages that a service was sent."""
+    """Return the messages received by the service."""
     return [json.loads(request.body) for request in server.requests]
 
 
@@ -128,14 +128,14 @@ NOTIFY, PAGE, TICKET = 1, 2, 3
 def open_alert(
     database: Database, rule: AlertRule, subject: str, *, run_id: str | None = None, at: datetime = NOON
 ) -> None:
-    """Open an alert as an evaluation does that has found one event of it."""
-    found = {"rule": rule, "subject": subject, "level": Level.WARNING, "observed": 1, "run_id": run_id, "place": STAGE}
-    finding = {**found, "last_event_at": rfc3339(at)}
+    """Open an alert as an evaluation with one event does."""
+    event = {"rule": rule, "subject": subject, "level": Level.WARNING, "observed": 1, "run_id": run_id, "place": STAGE}
+    finding = {**event, "last_event_at": rfc3339(at)}
     with database.transaction() as tx:
         tx.run("alerts.open", now=at, findings=[finding])
 
 
-def desk_over(
+def evaluator_of(
     database: Database, plan: AlertPlan, clock: Clock, box: Mailbox, *, urls: str | None = URLS
 ) -> AlertEvaluator:
     return AlertEvaluator(

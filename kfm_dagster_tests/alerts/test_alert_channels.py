@@ -1,4 +1,4 @@
-"""Messages through apprise to a service on loopback; what fails says so, and never with a credential."""
+"""Messages through apprise to a service on loopback; errors are reported without credentials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def endpoint(url: str) -> Endpoint:
 
 
 @pytest.mark.clause("PCS-18")
-def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
+def test_an_alert_s_message_has_cause_run_and_next_steps(
     database: Database, plan: AlertPlan, record: Record, now: Clock, web_server: WebServer
 ) -> None:
     evaluator = AlertEvaluator(
@@ -59,7 +59,7 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
     assert request.headers["authorization"].startswith("Basic ")
 
 
-def test_a_level_is_told_in_the_services_own_terms(web_server: WebServer) -> None:
+def test_a_level_is_sent_as_the_service_s_type(web_server: WebServer) -> None:
     kinds = {Level.INFO: "info", Level.WARNING: "warning", Level.CRITICAL: "failure"}
     for level in kinds:
         answer = send(endpoint(service_url(web_server)), AlertMessage(level=level, title="t", body="b"))
@@ -68,7 +68,7 @@ def test_a_level_is_told_in_the_services_own_terms(web_server: WebServer) -> Non
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_receiver_has_as_long_as_it_is_given_unless_its_url_says_otherwise(
+def test_the_timeout_is_the_argument_unless_the_url_has_one(
     web_server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apprise.URLBase, "socket_read_timeout", 0.05)
@@ -78,7 +78,7 @@ def test_a_receiver_has_as_long_as_it_is_given_unless_its_url_says_otherwise(
 
 
 @pytest.mark.clause("PCS-18")
-def test_what_a_channel_does_not_take_says_why_without_a_credential(
+def test_a_failed_message_has_its_reason_without_a_credential(
     web_server: WebServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -98,20 +98,20 @@ def test_what_a_channel_does_not_take_says_why_without_a_credential(
     assert SECRET not in f"{answers}{caplog.text}{capfd.readouterr()}"
 
 
-def test_wrong_urls_are_refused_by_their_place_and_never_shown() -> None:
-    for urls, why in (
+def test_wrong_urls_are_refused_by_their_position_and_not_shown() -> None:
+    for urls, reason in (
         (SECRET, "observed entry 1;"),
         (f"json://h https:/{SECRET}", "observed entry 2;"),
         (f"pager=json://{SECRET}@h", "observed entry 1, channel pager; .* channels are notify, page_ops"),
     ):
-        with pytest.raises(ConfigurationError, match=why) as refused:
+        with pytest.raises(ConfigurationError, match=reason) as refused:
             endpoints_of(SecretStr(urls), CHANNELS)
         assert SECRET not in str(refused.value)
 
 
-def test_a_url_is_of_its_channel_or_of_all_and_is_one_endpoint_wherever_it_stands() -> None:
-    found = endpoints_of(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
-    assert {one.url.get_secret_value(): (one.number, set(one.channels)) for one in found} == {
+def test_a_url_is_one_endpoint_for_its_channels_or_for_all() -> None:
+    endpoints = endpoints_of(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
+    assert {item.url.get_secret_value(): (item.number, set(item.channels)) for item in endpoints} == {
         "json://a": (1, {"notify", "page_ops"}),
         "json://b": (2, {"notify", "page_ops"}),
     }
@@ -119,7 +119,7 @@ def test_a_url_is_of_its_channel_or_of_all_and_is_one_endpoint_wherever_it_stand
     assert endpoints_of(None, CHANNELS) == []
 
 
-def test_a_length_of_time_is_told_as_the_file_writes_it(plan: AlertPlan) -> None:
+def test_a_duration_is_written_as_in_the_file(plan: AlertPlan) -> None:
     rules = plan.rules
     windows = [rules.retry_storm.window, rules.covariance.suppress, rules.replay_divergence.window]
     assert [spoken(length) for length in windows] == ["15m", "6h", "1d"]

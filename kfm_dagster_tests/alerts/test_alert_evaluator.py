@@ -1,4 +1,4 @@
-"""When an alert is told, to whom and how often: suppression, escalation, acknowledgement, crashes, two at once."""
+"""Notifications of alerts: suppression, escalation, acknowledgement, crashes, concurrent evaluators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
-from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, desk_over
+from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, evaluator_of
 from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
 
@@ -31,7 +31,7 @@ ME = Decision(actor="ann", reason="I am on it")
 
 @pytest.fixture
 def plan() -> AlertPlan:
-    """Every rule with the same terms: told again after an hour, up a level after three."""
+    """Return a plan in which every rule notifies again after one hour and escalates after three."""
     terms = RuleTerms.model_validate(
         {"threshold": 1, "window": "24h", "level": "warning", "suppress": "1h", "escalate_after": "3h"}
     )
@@ -45,58 +45,58 @@ def plan() -> AlertPlan:
     )
 
 
-def repeats(record: Record, now: Clock) -> None:
+def record_event(record: Record, now: Clock) -> None:
     record.at = now.at
     record.gate("G3")
 
 
-def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_it(
+def test_an_alert_is_notified_once_within_its_suppression_and_again_after_it(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    repeats(record, now)
+    record_event(record, now)
     for minutes in (0, 1, 58, 1, 30):
         now.passes(minutes=minutes)
         evaluator.evaluate()
-    # 0 min, and 60 min; 59 min is too early.
-    assert box.taken == [(NOTIFY, f"[warning] {HERE}")] * 2
-    assert [one.notifications for one in evaluator.store.listed()] == [2]
+    # Sent at 0 and 60 min; 59 min is too early.
+    assert box.sent == [(NOTIFY, f"[warning] {HERE}")] * 2
+    assert [alert.notifications for alert in evaluator.store.listed()] == [2]
     assert "and is not acknowledged" in box.bodies[1]
 
 
-def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
+def test_an_alert_that_resolves_and_fires_again_is_still_suppressed(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     short = evaluator.plan.rules.path_desync.model_copy(update={"window": timedelta(minutes=10)})
     rules = evaluator.plan.rules.model_copy(update={"path_desync": short})
     evaluator = replace(evaluator, plan=evaluator.plan.model_copy(update={"rules": rules}))
     over, fires = AlertState.RESOLVED, AlertState.FIRING
-    for minutes, states, told in ((0, [fires], 1), (11, [over], 1), (11, [over, fires], 1), (38, [over, over], 1)):
+    for minutes, states, sent in ((0, [fires], 1), (11, [over], 1), (11, [over, fires], 1), (38, [over, over], 1)):
         now.passes(minutes=minutes)
         if fires in states:
-            repeats(record, now)
+            record_event(record, now)
         evaluator.evaluate()
-        assert [one.state for one in evaluator.store.listed(resolved_since=NOON)] == states
-        assert len(box.taken) == told
-    repeats(record, now)
+        assert [alert.state for alert in evaluator.store.listed(resolved_since=NOON)] == states
+        assert len(box.sent) == sent
+    record_event(record, now)
     evaluator.evaluate()
-    assert len(box.taken) == 2
-    assert [one.state for one in evaluator.store.listed(resolved_since=NOON)] == [over, over, fires]
-    assert [one.alert_id for one in evaluator.store.listed()] == [3]
+    assert len(box.sent) == 2
+    assert [alert.state for alert in evaluator.store.listed(resolved_since=NOON)] == [over, over, fires]
+    assert [alert.alert_id for alert in evaluator.store.listed()] == [3]
 
 
-def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
+def test_an_unacknowledged_alert_escalates_and_is_notified_at_once(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    repeats(record, now)
+    record_event(record, now)
     evaluator.evaluate()
     now.passes(hours=2, minutes=59)
     evaluator.evaluate()
-    assert [one.level for one in evaluator.store.listed()] == [Level.WARNING]
+    assert [alert.level for alert in evaluator.store.listed()] == [Level.WARNING]
     now.passes(minutes=1)
     evaluator.evaluate()
     critical = f"[critical] {HERE}"
-    # Told a minute before, as a warning; the window of suppression does not hold up what has become worse.
-    assert box.taken[2:] == [(NOTIFY, critical), (PAGE, critical)]
+    # The last notification is a minute old, but an escalation is not suppressed.
+    assert box.sent[2:] == [(NOTIFY, critical), (PAGE, critical)]
     assert "has lasted too long and is critical now" in box.bodies[-1]
     now.passes(hours=9)
     evaluator.evaluate()
@@ -104,29 +104,33 @@ def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
     assert (alert.level, alert.level_since) == (Level.CRITICAL, NOON + timedelta(hours=3))
 
 
-def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
+def test_an_acknowledged_alert_is_not_notified_and_escalates_only_after_new_events(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    repeats(record, now)
+    record_event(record, now)
     evaluator.evaluate()
     now.passes(hours=1)
-    taken_on = evaluator.store.acknowledge(1, ME)
-    assert (taken_on.state, taken_on.acknowledged_by, taken_on.acknowledged_at) == ("acknowledged", "ann", now.at)
+    acknowledged = evaluator.store.acknowledge(1, ME)
+    assert (acknowledged.state, acknowledged.acknowledged_by, acknowledged.acknowledged_at) == (
+        "acknowledged",
+        "ann",
+        now.at,
+    )
     now.passes(hours=3)
     evaluator.evaluate()
-    assert len(box.taken) == 1
-    repeats(record, now)
+    assert len(box.sent) == 1
+    record_event(record, now)
     evaluator.evaluate()
-    assert [number for number, _ in box.taken[1:]] == [NOTIFY, PAGE]
+    assert [number for number, _ in box.sent[1:]] == [NOTIFY, PAGE]
     [alert] = evaluator.store.listed()
     assert (alert.state, alert.acknowledged_by) == (AlertState.FIRING, "ann")
     assert evaluator.store.acknowledge(1, Decision(actor="bob", reason="again")).acknowledged_by == "bob"
 
 
-def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
+def test_an_acknowledgement_is_in_the_governance_log_with_actor_and_reason(
     database: Database, evaluator: AlertEvaluator, record: Record, now: Clock
 ) -> None:
-    repeats(record, now)
+    record_event(record, now)
     evaluator.evaluate()
     evaluator.store.acknowledge(1, ME)
     with pytest.raises(RefusedError, match=r"alert 1: acknowledged by ann.*expected firing"):
@@ -138,44 +142,44 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
     with pytest.raises(RefusedError, match="alert 1: resolved"):
         evaluator.store.acknowledge(1, ME)
     entries = own_tx(GovernanceLog(database, clock=now)).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
-    [(actor, reason, details)] = [(one.actor, one.reason, one.details) for one in entries]
+    [(actor, reason, details)] = [(entry.actor, entry.reason, entry.details) for entry in entries]
     assert (actor, reason) == ("ann", "I am on it")
     assert details == {"alert_id": 1, "rule": "path_desync", "subject": f"{STAGE} G3", "level": "warning"}
 
 
-def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
+def test_a_divergence_is_also_notified_on_the_channels_of_the_replay_plan(
     database: Database, plan: AlertPlan, evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.line(AuditKind.REPLAY, "diverged", run="r7")
     evaluator.evaluate()
-    assert sorted(number for number, _ in box.taken) == [NOTIFY, PAGE, TICKET]
+    assert sorted(number for number, _ in box.sent) == [NOTIFY, PAGE, TICKET]
     assert "kfm runs show r7" in box.bodies[0]
-    # One URL of two channels hears an alert once.
-    box.taken.clear()
-    two = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
+    # A URL of two channels receives an alert once.
+    box.sent.clear()
+    two = evaluator_of(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
     record.line(AuditKind.REPLAY, "diverged", run="r8")
     two.evaluate()
-    assert sorted(number for number, _ in box.taken) == [1, 2]
+    assert sorted(number for number, _ in box.sent) == [1, 2]
 
 
-def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
+def test_a_notification_without_urls_is_kept_until_urls_are_set(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    deaf = desk_over(database, plan, now, box, urls=None)
+    without_urls = evaluator_of(database, plan, now, box, urls=None)
     record.gate("G3")
-    deaf.evaluate()
-    assert deaf.unheard() == ["notify", "page_ops", "open_ticket"]
-    assert [one.notifications for one in deaf.store.listed()] == [0]
+    without_urls.evaluate()
+    assert without_urls.unheard() == ["notify", "page_ops", "open_ticket"]
+    assert [alert.notifications for alert in without_urls.store.listed()] == [0]
     now.passes(seconds=30)
-    desk_over(database, plan, now, box).evaluate()
-    assert box.taken == [(NOTIFY, f"[warning] {HERE}")]
+    evaluator_of(database, plan, now, box).evaluate()
+    assert box.sent == [(NOTIFY, f"[warning] {HERE}")]
     with pytest.raises(
         ConfigurationError, match=r"KFM_ALERT_URLS is wrong; observed entry 2, channel pager; .* page_ops"
     ):
-        desk_over(database, plan, now, box, urls="json://h pager=json://u:secret@h").evaluate()
+        evaluator_of(database, plan, now, box, urls="json://h pager=json://u:secret@h").evaluate()
 
 
-def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
+def test_a_dead_channel_is_retried_and_does_not_delay_others(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     box.dead = {NOTIFY}
@@ -184,40 +188,42 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
     for _ in range(2):
         done = evaluator.evaluate()
         assert done.dead == ["channel notify, URL 1 (Box): gone"]
-    assert sorted(number for number, _ in box.taken) == [PAGE, TICKET]
-    assert [one.undelivered for one in evaluator.store.listed()] == [1, 1]
-    # Told again while it is dead: it will hear of each alert once, as it is by then.
+    assert sorted(number for number, _ in box.sent) == [PAGE, TICKET]
+    assert [alert.undelivered for alert in evaluator.store.listed()] == [1, 1]
+    # Notified again while the channel is dead: later it receives each alert once, in its current state.
     now.passes(hours=1)
     evaluator.evaluate()
     evaluator.store.acknowledge(1, ME)
-    box.dead, box.taken, box.bodies = set(), [], []
+    box.dead, box.sent, box.bodies = set(), [], []
     now.passes(minutes=4)
     assert evaluator.evaluate().delivered == 2
-    assert [number for number, _ in box.taken] == [NOTIFY, NOTIFY]
+    assert [number for number, _ in box.sent] == [NOTIFY, NOTIFY]
     assert sum("ann has acknowledged it" in body for body in box.bodies) == 1
     assert evaluator.evaluate().delivered == 0
 
 
-def test_what_waits_goes_nowhere_but_to_its_own_channel_when_the_urls_change(
+def test_a_pending_notification_stays_with_its_channel_when_the_urls_change(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     box.dead = {NOTIFY}
-    desk_over(database, plan, now, box).evaluate()
+    evaluator_of(database, plan, now, box).evaluate()
     box.dead = set()
     now.passes(minutes=5)
-    other = desk_over(database, plan, now, box, urls="open_ticket=json://127.0.0.1:1/t page_ops=json://127.0.0.1:1/p")
-    assert (other.evaluate().delivered, box.taken) == (0, [])
-    # Under its number there is another channel now, and a new telling there is not held up by what waits.
-    both = desk_over(database, plan, now, box, urls="page_ops=json://127.0.0.1:1/p notify=json://127.0.0.1:1/n")
+    other = evaluator_of(
+        database, plan, now, box, urls="open_ticket=json://127.0.0.1:1/t page_ops=json://127.0.0.1:1/p"
+    )
+    assert (other.evaluate().delivered, box.sent) == (0, [])
+    # Another channel has the number now, and its new notification does not wait for the pending one.
+    both = evaluator_of(database, plan, now, box, urls="page_ops=json://127.0.0.1:1/p notify=json://127.0.0.1:1/n")
     now.passes(hours=3)
     both.evaluate()
-    assert sorted(number for number, _ in box.taken) == [1, 2]
-    again = desk_over(database, plan, now, box)
+    assert sorted(number for number, _ in box.sent) == [1, 2]
+    again = evaluator_of(database, plan, now, box)
     assert again.evaluate().delivered == 1
 
 
-def test_evaluators_at_once_tell_each_alert_once(
+def test_concurrent_evaluators_notify_each_alert_once(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
     for number in range(6):
@@ -225,36 +231,36 @@ def test_evaluators_at_once_tell_each_alert_once(
     together = threading.Barrier(4, timeout=60)
 
     def evaluates(_: int) -> list[Alert]:
-        evaluator = desk_over(database, plan, now, box)
+        evaluator = evaluator_of(database, plan, now, box)
         together.wait()
         evaluator.evaluate()
         return evaluator.store.listed()
 
     with ThreadPoolExecutor(4) as pool:
         assert [len(alerts) for alerts in pool.map(evaluates, range(4))] == [6] * 4
-    assert sorted(box.taken) == sorted((NOTIFY, f"[warning] path_desync: d{number}.settle G3") for number in range(6))
+    assert sorted(box.sent) == sorted((NOTIFY, f"[warning] path_desync: d{number}.settle G3") for number in range(6))
 
 
-def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
+def test_a_notification_of_a_dead_evaluator_is_sent_once_by_another(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
-    dying = replace(desk_over(database, plan, now, box), send=Mock(side_effect=DeathError))
+    dying = replace(evaluator_of(database, plan, now, box), send=Mock(side_effect=DeathError))
     with pytest.raises(DeathError):
         dying.evaluate()
     for wait, taken in ((timedelta(seconds=30), 0), (LEASE, 1), (LEASE, 1)):
         now.at += wait
-        # As after a restart: another store, the same database.
-        desk_over(database, plan, now, box).evaluate()
-        assert len(box.taken) == taken
+        # As after a restart: a new evaluator over the same database.
+        evaluator_of(database, plan, now, box).evaluate()
+        assert len(box.sent) == taken
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
+def test_states_and_levels_are_the_same_in_python_and_in_the_schema(dialect: str) -> None:
     [schema] = [
-        one for migration in migrations(dialect) for one in migration.statements if "CREATE TABLE alerts " in one
+        text for migration in migrations(dialect) for text in migration.statements if "CREATE TABLE alerts " in text
     ]
     for column, words in {"state": AlertState, "level": Level}.items():
-        # What a later migration says of a column holds.
+        # The last constraint of a column counts.
         *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
         assert set(re.findall(r"'(\w+)'", listed)) == {*words}

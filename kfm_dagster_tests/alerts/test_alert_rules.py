@@ -1,4 +1,4 @@
-"""Each rule trips at its threshold and just not below it, on what is recorded, on both databases."""
+"""Each rule fires at its threshold and not below it, by the records, on both databases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ OTHER = "goes-abi.stac_register"
 
 
 def flaps(record: Record, times: int) -> None:
-    """So many returns from a failure, in two runs, by which nothing else trips."""
+    """Record this number of returns from a failure, without another rule's events."""
     for number in range(times):
         record.stage(FAILED if number % 2 else ROLLED_BACK, run=f"r{number}")
     record.stage(SUCCEEDED, run="last")
 
 
 def breaks(record: Record, times: int) -> None:
-    """As many failures, none of which anything came back from but the stage of another dataset."""
+    """Record failures of stages that do not return; only another dataset's stage succeeds."""
     for number in range(times):
         record.stage(FAILED, stage=f"{STAGE}{number}", run=f"r{number}")
         record.stage(SUCCEEDED, stage=OTHER, run=f"r{number}")
@@ -62,7 +62,7 @@ def many_stages(record: Record) -> None:
 
 
 def waits(record: Record) -> None:
-    """Three returns, and a fourth attempt that has not begun."""
+    """Record three returns, and a fourth attempt that has not begun."""
     record.stage(FAILED, FAILED, FAILED, FAILED, StageState.PENDING)
 
 
@@ -118,11 +118,11 @@ QUIET: dict[str, Callable[[Record], None]] = {
 
 
 @pytest.mark.parametrize("case", TRIPS)
-def test_a_rule_trips_at_its_threshold(
+def test_a_rule_fires_at_its_threshold(
     case: str, evaluator: AlertEvaluator, record: Record, now: Clock, plan: AlertPlan
 ) -> None:
-    happens, rule, subject, observed = TRIPS[case]
-    happens(record)
+    record_events, rule, subject, observed = TRIPS[case]
+    record_events(record)
     now.at = record.at
     evaluator.evaluate()
     [alert] = evaluator.store.listed()
@@ -132,7 +132,7 @@ def test_a_rule_trips_at_its_threshold(
 
 
 @pytest.mark.parametrize("case", QUIET)
-def test_what_stays_below_a_threshold_is_not_told(
+def test_a_rule_does_not_fire_below_its_threshold(
     case: str, evaluator: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     QUIET[case](record)
@@ -141,13 +141,13 @@ def test_what_stays_below_a_threshold_is_not_told(
     assert evaluator.store.listed() == []
 
 
-def test_only_what_is_within_a_rules_window_counts(evaluator: AlertEvaluator, record: Record, now: Clock) -> None:
+def test_only_events_within_a_rule_s_window_count(evaluator: AlertEvaluator, record: Record, now: Clock) -> None:
     for minutes in (61, 59, 30, 10):
         record.at = NOON - timedelta(minutes=minutes)
         gates(record, "G6", 3)
     evaluator.evaluate()
     assert evaluator.store.listed() == []
-    # What a machine ahead of this one has recorded counts once its time has come.
+    # An event of a machine whose clock is ahead counts once its time is reached.
     record.at = NOON + timedelta(seconds=5)
     gates(record, "G6", 1)
     evaluator.evaluate()
@@ -158,7 +158,7 @@ def test_only_what_is_within_a_rules_window_counts(evaluator: AlertEvaluator, re
     assert (alert.observed, alert.last_event_at) == (10, record.at)
 
 
-def test_thresholds_windows_and_levels_are_those_of_the_file(
+def test_thresholds_windows_and_levels_are_read_from_the_file(
     plan: AlertPlan, record: Record, evaluator: AlertEvaluator
 ) -> None:
     gates(record, "G6", 2)
@@ -172,15 +172,15 @@ def test_thresholds_windows_and_levels_are_those_of_the_file(
     assert alert.level is Level.CRITICAL
 
 
-def test_an_evaluation_reads_what_is_wrong_and_not_all_that_is_recorded(database: Database) -> None:
-    given = {"terms": "[]", "now": rfc3339(NOON), "max_offset": 1.0, "calibrated_since": rfc3339(NOON)}
+def test_an_evaluation_does_not_scan_whole_tables(database: Database) -> None:
+    parameters = {"terms": "[]", "now": rfc3339(NOON), "max_offset": 1.0, "calibrated_since": rfc3339(NOON)}
     explained = f"EXPLAIN {'QUERY PLAN ' if database.dialect == 'sqlite' else ''}"
     with database.snapshot() as view:
         if database.dialect == "postgresql":
-            # It reads a handful of rows at once, whatever indexes there are.
+            # With few rows PostgreSQL would scan the tables in spite of the indexes.
             view.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
         query = sa.text(explained + statement(database.dialect, "alerts.findings").text)
-        steps = [str(row[-1]) for row in view.connection.execute(query, given)]
+        steps = [str(row[-1]) for row in view.connection.execute(query, parameters)]
     assert [step for step in steps if re.search(r"(SCAN|Seq Scan on) (stage_|clock_|r$|c$)", step)] == []
     assert sum("stage_audit_failed_gates" in step for step in steps) == 1
     assert sum("stage_audit_by_kind" in step for step in steps) == 3

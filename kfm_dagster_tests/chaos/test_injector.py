@@ -1,4 +1,4 @@
-"""The injector and its chaos plan: which occasions a rule takes, what each fault is, and what a plan refuses."""
+"""The injector and its chaos plan: the occasions of rules, the kinds of faults, and refused plans."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def plan_of(*rules: str, seed: int = 0) -> Plan:
 
 
 def failing(injector: Injector, times: int) -> list[int]:
-    """Numbers of the occasions at which the injector raises, of so many."""
-    found = []
+    """Reach the failpoint `times` times, and return the occasions at which the injector raises."""
+    occasions = []
     for number in range(1, times + 1):
         try:
             injector(BEGIN, {})
         except OperationalError:
-            found.append(number)
-    return found
+            occasions.append(number)
+    return occasions
 
 
 @pytest.mark.clause("BEY-09")
@@ -70,12 +70,12 @@ def test_a_rule_fires_at_its_occasions(when: str, expected: list[int], tmp_path:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_seeded_plan_decides_the_same_however_the_occasions_are_spread(tmp_path: Path) -> None:
+def test_a_seeded_plan_decides_the_same_across_processes(tmp_path: Path) -> None:
     plan = plan_of("name: a, fault: error, failpoint: database.begin, probability: 0.3, at_most: 12", seed=11)
     once = failing(Injector(plan, tmp_path / "once"), 60)
     assert len(once) == 12
     spread: list[int] = []
-    for part in range(6):  # each with an injector of its own, as each process has
+    for part in range(6):  # each with its own injector, as in several processes
         spread += [number + 10 * part for number in failing(Injector(plan, tmp_path / "spread"), 10)]
     assert spread == once
     for name, seed in (("a", 12), ("b", 11)):
@@ -96,7 +96,7 @@ def _reach_until_killed(state: str) -> None:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_kill_is_a_sigkill_that_happens_once_over_all_processes(tmp_path: Path) -> None:
+def test_a_kill_is_one_sigkill_across_all_processes(tmp_path: Path) -> None:
     codes = []
     for _ in range(3):
         process = multiprocessing.get_context("spawn").Process(target=_reach_until_killed, args=(str(tmp_path),))
@@ -130,7 +130,7 @@ def test_every_dependency_fails_as_its_callers_expect() -> None:
             assert "the-rule" in str(error)
 
 
-def test_a_delay_holds_up_the_thread_that_reaches_the_failpoint(tmp_path: Path) -> None:
+def test_a_delay_blocks_the_thread_that_reaches_the_failpoint(tmp_path: Path) -> None:
     injector = Injector(plan_of("name: a, fault: delay, failpoint: database.begin, milliseconds: 40, nth: 2"), tmp_path)
     took = []
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_a_delay_holds_up_the_thread_that_reaches_the_failpoint(tmp_path: Path) 
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_skew_is_of_the_processes_that_it_hits(tmp_path: Path) -> None:
+def test_a_skew_applies_to_a_limited_number_of_processes(tmp_path: Path) -> None:
     plan = plan_of(
         "name: late, fault: skew, seconds: -3600, at_most: 1", "name: fast, fault: skew, seconds: 60, at_most: 2"
     )
@@ -149,22 +149,24 @@ def test_a_skew_is_of_the_processes_that_it_hits(tmp_path: Path) -> None:
     for _ in range(3):  # one after the other, as processes load a plan
         with injecting(plan, tmp_path):
             offsets.append(failpoints.clock_skew())
-            before, found = utc_now() - failpoints.clock_skew(), utc_now()
-            assert found - before >= failpoints.clock_skew()
+            before, skewed = utc_now() - failpoints.clock_skew(), utc_now()
+            assert skewed - before >= failpoints.clock_skew()
     assert offsets == [timedelta(minutes=-59), timedelta(minutes=1), timedelta()]
     assert failpoints.clock_skew() == timedelta()
 
 
 @pytest.fixture
-def heard() -> Iterator[list[tuple[Failpoint, dict[str, str]]]]:
-    """Failpoints reached in this process with their labels."""
-    found: list[tuple[Failpoint, dict[str, str]]] = []
-    failpoints.install(lambda failpoint, labels: found.append((failpoint, dict(labels))))
-    yield found
+def recorded() -> Iterator[list[tuple[Failpoint, dict[str, str]]]]:
+    """Record the failpoints reached in this process, with their labels."""
+    reached: list[tuple[Failpoint, dict[str, str]]] = []
+    failpoints.install(lambda failpoint, labels: reached.append((failpoint, dict(labels))))
+    yield reached
     failpoints.install(None)
 
 
-def test_labels_hold_in_their_block_and_go_with_work_into_a_pool(heard: list[tuple[Failpoint, dict[str, str]]]) -> None:
+def test_labels_apply_within_their_block_and_to_work_in_a_pool(
+    recorded: list[tuple[Failpoint, dict[str, str]]],
+) -> None:
     with failpoints.failpoint_context(dataset="hrrr"), ThreadPoolExecutor(2) as pool:
         with failpoints.failpoint_context(operator="settle"):
             list(pool.map(failpoints.with_context(failpoints.hit), [BEGIN, BEGIN]))
@@ -172,7 +174,7 @@ def test_labels_hold_in_their_block_and_go_with_work_into_a_pool(heard: list[tup
         failpoints.hit(BEGIN)
     failpoints.hit(BEGIN)
     both = {"dataset": "hrrr", "operator": "settle"}
-    assert [labels for _, labels in heard] == [both, both, {}, {"dataset": "hrrr"}, {}]
+    assert [labels for _, labels in recorded] == [both, both, {}, {"dataset": "hrrr"}, {}]
 
 
 def test_the_product_installs_no_handler() -> None:
@@ -220,8 +222,8 @@ REFUSED_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "another version": {**SOUND, "apiVersion": "kfm.nodd.chaos/v2"},
 }
 REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
-    "a failpoint that there is not": changed(0, failpoint="moon.*"),
-    "an error where nothing can fail": changed(1, failpoint="stage.*"),
+    "an unknown failpoint": changed(0, failpoint="moon.*"),
+    "an error at a failpoint without a dependency": changed(1, failpoint="stage.*"),
     "a kill without end": changed(0, nth=None),
     "two ways to count": changed(0, nth=1, at_most=1),
     "a chance of one occasion": changed(0, nth=1, probability=0.5),
@@ -231,7 +233,7 @@ REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dump", [yaml.safe_dump, json.dumps], ids=["yaml", "json"])
-def test_sound_and_shipped_plans_are_taken_by_the_published_schema_and_the_loader(dump: Any, tmp_path: Path) -> None:
+def test_valid_and_shipped_plans_are_accepted_by_schema_and_loader(dump: Any, tmp_path: Path) -> None:
     assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
     jsonschema_rs.Draft202012Validator(SCHEMA).validate(SOUND)
     file = tmp_path / "plan"
@@ -266,7 +268,7 @@ def test_a_wrong_plan_is_refused_in_one_line() -> None:
 
 @pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize(
-    ("env", "plan", "why"),
+    ("env", "plan", "reason"),
     [
         (Environment.PROD, SOUND, "faults are never injected in prod"),
         (Environment.DEV, None, "there is no chaos plan"),
@@ -274,8 +276,8 @@ def test_a_wrong_plan_is_refused_in_one_line() -> None:
         (Environment.STAGE, changed(0, surprise=1), "plan.yaml line 3: rules.0.kill.surprise is wrong"),
     ],
 )
-def test_no_plan_is_in_force_after_a_refusal(
-    env: Environment, plan: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_plan_is_active_after_a_refusal(
+    env: Environment, plan: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "plan.yaml"
     if isinstance(plan, dict):
@@ -283,8 +285,8 @@ def test_no_plan_is_in_force_after_a_refusal(
     if plan is not None:
         monkeypatch.setenv(PLAN_VARIABLE, str(path))
     settings = Settings(env=env, home=tmp_path / "home")
-    with pytest.raises(ConfigurationError, match=why):
+    with pytest.raises(ConfigurationError, match=reason):
         activate(settings)
     for failpoint in failpoints.Failpoint:
-        failpoints.hit(failpoint)  # would kill, raise and wait
+        failpoints.hit(failpoint)  # an active plan would kill, raise and wait
     assert not (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""The corpus of NODD pathologies, each played through the whole chain."""
+"""The corpus of NODD pathologies, each run through the whole chain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMED = {
 
 @pytest.mark.clause("BEY-09", "BEY-03")
 @pytest.mark.parametrize("name", CORPUS)
-def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQueue, objects: Path) -> None:
+def test_a_pathology_has_its_expected_result(name: str, pipeline: Pipeline, queue: FakeQueue, objects: Path) -> None:
     pathology = CORPUS[name]
     sent: list[SqsMessage] = []
 
@@ -59,11 +59,11 @@ def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQ
     play(pathology, registry=pipeline.registry, put=store, send=send, drain=lambda: work_until_done(pipeline))
 
     records = {(record.object_uri, record.object_version): record for record in own_tx(pipeline.ledger).find(limit=100)}
-    found = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
+    statuses = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
     expected = {
         (fate.version.uri, _announced(fate.version, pipeline)): (fate.status, fate.code) for fate in pathology.fates
     }
-    assert found == expected | {(version.uri, CLOSED): (Status.SUCCEEDED, None) for version in pathology.closed}
+    assert statuses == expected | {(version.uri, CLOSED): (Status.SUCCEEDED, None) for version in pathology.closed}
     items = traces.items(Path(pipeline.settings.catalog)) if pathology.shown else {}
     shown = {uri: item["assets"]["data"]["file:checksum"].removeprefix("d50110") for uri, item in items.items()}
     assert shown == {version.uri: version.etag for version in pathology.shown}
@@ -71,14 +71,14 @@ def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQ
     assert closed == dict.fromkeys((version.uri for version in pathology.closed), "a later volume of the radar")
     rejected = [rejection.reason_code for rejection in pipeline.deliveries.rejected()]
     assert rejected == [issue.value for issue in pathology.rejected]
-    _assert_told_once(pathology, pipeline)
-    # Every message but the rejected ones is deleted; those go to the dead-letter queue by the redrive policy.
+    _assert_lineage_once(pathology, pipeline)
+    # All messages are deleted except the rejected ones, which SQS moves to the dead-letter queue.
     assert len(set(queue.deleted)) == len(sent) - len(pathology.rejected)
     assert [seconds for _, seconds in queue.visibility].count(0) >= len(pathology.rejected)
 
 
 def _announced(version: Version, pipeline: Pipeline) -> str | None:
-    """What the ledger has as a version: the ETag, and none of a chunk."""
+    """Return the version in the ledger: the ETag, or None for a chunk."""
     contract = pipeline.registry.route(bucket=version.bucket, key=version.key).contract
     return version.etag if contract.notifications.names_versions else None
 
@@ -87,16 +87,16 @@ def _is_closed(item: dict[str, Any]) -> bool:
     return bool(item["properties"].get("nexrad:closed"))
 
 
-def _assert_told_once(pathology: Pathology, pipeline: Pipeline) -> None:
-    """Lineage tells of each version that succeeded, once, and of no other."""
+def _assert_lineage_once(pathology: Pathology, pipeline: Pipeline) -> None:
+    """Check that lineage has each succeeded version once, and no other version."""
     assert_conserved(pipeline)
-    told, _ = traces.published_once(pipeline)
-    complete = Counter(source for kind, _, source, *_ in told if kind == "COMPLETE")
-    well = [fate.version for fate in pathology.fates if fate.status is Status.SUCCEEDED]
-    assert complete == Counter(version.uri for version in (*well, *pathology.closed))
+    events, _ = traces.published_once(pipeline)
+    complete = Counter(source for kind, _, source, *_ in events if kind == "COMPLETE")
+    succeeded = [fate.version for fate in pathology.fates if fate.status is Status.SUCCEEDED]
+    assert complete == Counter(version.uri for version in (*succeeded, *pathology.closed))
 
 
-def test_the_corpus_holds_every_pathology_of_the_clause() -> None:
+def test_the_corpus_has_every_pathology_of_the_clause() -> None:
     assert set(CORPUS) >= NAMED
     assert len(CORPUS) == len(pathologies())
 
@@ -108,9 +108,7 @@ DISORDERS = st.builds(
 
 
 @given(count=st.integers(min_value=0, max_value=60), disorder=DISORDERS)
-def test_every_event_comes_once_or_twice_in_the_order_of_the_seed_displaced_by_no_more_than_it_may(
-    count: int, disorder: Disorder
-) -> None:
+def test_a_disorder_repeats_and_displaces_events_within_its_bounds(count: int, disorder: Disorder) -> None:
     timely, late = disordered(range(count), disorder)
     deliveries = Counter(timely) + Counter(late)
     assert set(deliveries) == set(range(count))
@@ -128,7 +126,7 @@ def test_a_wrong_disorder_is_refused() -> None:
 
 @dataclass
 class Recorded:
-    """As much of a Feed as the producer uses."""
+    """The part of a Feed that the producer uses."""
 
     done: list[Any] = field(default_factory=list)
 

@@ -1,7 +1,6 @@
-"""A pass of the whole chain over real queues, a folder of objects and a lineage backend, in one process, repeatable.
+"""Passes of the whole chain over real queues, a folder of objects and a lineage backend, in one process.
 
-What a pass did not finish, because a fault ended it, the next one does, as sensors and runs would. Belongs here: what
-the tests of this folder do at every failpoint. Does not belong here: faults.
+If a fault ends a pass, the next pass continues the work, as sensors and runs would.
 """
 
 from __future__ import annotations
@@ -48,28 +47,28 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.transactions import own_tx
 
 HIDDEN_SECONDS = 1
-"""How long the queue hides what a dead process had received."""
+"""The visibility timeout of the queue, after which messages of a dead process are received again."""
 MAX_PASSES = 40
 
 
 class SilentTransport(Transport):
-    """An OpenLineage transport that takes everything."""
+    """An OpenLineage transport that drops every event."""
 
     kind = "silent"
 
     def emit(self, event: Event) -> None:
-        """Take it."""
+        """Drop the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Where everything is; goes to another process as it is."""
+    """The locations of objects, database and queues; it can be sent to another process."""
 
     root: Path
     url: str
     queue: str
     announced: str
-    """URL of the queue that hears of Items."""
+    """URL of the queue that receives announcements of Items."""
 
     @property
     def home(self) -> Path:
@@ -77,7 +76,7 @@ class World:
 
     @classmethod
     def make(cls, root: Path, url: str) -> World:
-        """Store the objects and make the queue of AWS_ENDPOINT_URL."""
+        """Store the objects and create the queues at AWS_ENDPOINT_URL."""
         sqs = boto3.client("sqs")
         announced = sqs.create_queue(QueueName=f"a-{uuid.uuid4()}")["QueueUrl"]
         world = cls(root=root, url=url, queue=f"q-{uuid.uuid4()}", announced=announced)
@@ -102,16 +101,16 @@ class World:
 
 
 def items() -> list[StoredObject]:
-    """Two volumes that succeed and one that is not there, whose message comes back."""
+    """Return two volumes that succeed and a missing one, whose message is received again."""
     return [*volumes(2), missing(volumes(3)[2])]
 
 
 def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
-    """Do what is to be done, once; return whether nothing is left. Raises what a fault makes it raise."""
+    """Do all pending work once; return whether none is left. Raises the error of a fault."""
     clock = pipeline.clock
     clock.forward(3600 * (number + 1))
     _send(world, pipeline)
-    # Nobody else works here, so every run that holds a claim is dead.
+    # No other process runs, so every run that holds a claim is dead.
     own_tx(pipeline.ledger).release_lost(run_ids=pipeline.ledger.in_progress_runs())
     own_tx(pipeline.ledger).retry_due(now=clock(), limit=100)
     take_in(pipeline, ProcessState())
@@ -122,9 +121,9 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     pipeline.acknowledger.acknowledge()
     if not progress(pipeline.queue, pipeline.ledger).drained or any(_undelivered(pipeline)):
         return False
-    # A backfill over what is done: it lists the day and finds nothing to do.
+    # A backfill of a finished day has no work.
     assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes
-    # A run of another dataset that is rolled back leaves nothing, whatever an earlier pass left of it.
+    # A run of another dataset is rolled back, also after an earlier pass was interrupted.
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     own_tx(pipeline.catalog).undo("goes-abi", RUN_ID)
     pipeline.following.catch_up(pipeline.followers)
@@ -132,7 +131,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
 
 
 def finish(world: World) -> dict[str, Any]:
-    """Do passes until nothing is left, whatever they raise; return what is left of it all."""
+    """Repeat passes until no work is left, also after errors; return the result."""
     pipeline = world.open()
     last: Exception | None = None
     try:
@@ -148,31 +147,31 @@ def finish(world: World) -> dict[str, Any]:
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """What every way to the end must have in common."""
+    """Return the records that must be equal for all interruptions."""
     assert_conserved(pipeline)
-    found = traces.everything(pipeline)
-    # By kind: SQS gave each message an id of its own.
-    edges = Counter(name for _, name, _ in found["edges"])
-    return {**found, "edges": edges, "undelivered": _undelivered(pipeline)}
+    records = traces.everything(pipeline)
+    # Count edges by kind, because each message has another id.
+    edges = Counter(name for _, name, _ in records["edges"])
+    return {**records, "edges": edges, "undelivered": _undelivered(pipeline)}
 
 
 def announced_items(world: World, pipeline: Pipeline) -> set[str]:
-    """The Items that the queue knows and that are not withdrawn: each as its file says, and one id an event."""
+    """Return the announced Items that are not withdrawn; each event must agree with the Item's file."""
     sqs = boto3.client("sqs")
     by_id: dict[str, str] = {}
     last: dict[str, dict[str, Any]] = {}
-    while found := sqs.receive_message(QueueUrl=world.announced, MaxNumberOfMessages=10).get("Messages"):
-        for message in found:
+    while messages := sqs.receive_message(QueueUrl=world.announced, MaxNumberOfMessages=10).get("Messages"):
+        for message in messages:
             event = json.loads(message["Body"])
             assert by_id.setdefault(event["id"], message["Body"]) == message["Body"]
             before = last.setdefault(event["subject"], event)
             if before["sequence"] <= event["sequence"]:
                 last[event["subject"]] = event
-    standing = {subject: event for subject, event in last.items() if not event["type"].endswith(".withdrawn")}
-    for subject, event in standing.items():
+    current = {subject: event for subject, event in last.items() if not event["type"].endswith(".withdrawn")}
+    for subject, event in current.items():
         [path] = Path(pipeline.settings.catalog).glob(f"**/{subject.rpartition('/')[2]}.json")
         assert json.loads(path.read_bytes()) == event["data"]
-    return set(standing)
+    return set(current)
 
 
 def _undelivered(pipeline: Pipeline) -> tuple[int, int]:
@@ -180,15 +179,15 @@ def _undelivered(pipeline: Pipeline) -> tuple[int, int]:
     return waiting.files.batches, waiting.backend.batches
 
 
-def die(world: World, plan: str) -> int | None:
-    """Do passes in a process of their own that suffers a plan; return its exit code."""
-    process = _processes().Process(target=_suffer, args=(world, plan))
+def run_with_faults(world: World, plan: str) -> int | None:
+    """Run passes with a chaos plan in another process, and return its exit code."""
+    process = _processes().Process(target=_run_with_plan, args=(world, plan))
     process.start()
     process.join(120)
     return process.exitcode
 
 
-def _suffer(world: World, plan: str) -> None:
+def _run_with_plan(world: World, plan: str) -> None:
     pipeline = world.open()
     with injecting(parse_plan(plan, source="plan"), world.root / "state"):
         for number in range(MAX_PASSES):
@@ -197,15 +196,15 @@ def _suffer(world: World, plan: str) -> None:
 
 
 def _processes() -> ForkServerContext:
-    # Forked from a server that has imported everything and opened nothing: an import costs seconds.
+    # Fork from a server that has imported everything, because the imports take seconds.
     context = multiprocessing.get_context("forkserver")
-    # The last two by name: pyarrow and a gate import them when they are first asked.
+    # pandas and duckdb are otherwise imported at their first use.
     context.set_forkserver_preload([__name__, "pandas", "duckdb"])
     return context
 
 
 def _send(world: World, pipeline: Pipeline) -> None:
-    """Announce every object, until the queue has taken all at once: a lost answer makes duplicates."""
+    """Announce all objects until the queue has accepted all in one request; a lost answer gives duplicates."""
     done = world.root / "sent"
     if not done.exists():
         bodies = [announce([item.event()], registry=pipeline.registry).body for item in items()]

@@ -15,7 +15,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over, messages, service_url
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, evaluator_of, messages, service_url
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 
@@ -35,7 +35,7 @@ def evaluator(home: Path) -> Iterator[AlertEvaluator]:
     database = Database.open(Settings.load().database_url)
     clock = Clock(datetime.now(UTC))
     record = Record(database, at=clock.at)
-    alert_evaluator = desk_over(database, Card.load().alerts, clock, Mailbox())
+    alert_evaluator = evaluator_of(database, Card.load().alerts, clock, Mailbox())
     record.gate("G3")
     alert_evaluator.evaluate()
     clock.passes(hours=1, seconds=1)

@@ -1,4 +1,4 @@
-"""An application of the console behind a real socket, served as `kfm console` serves it."""
+"""Serve an application on a real socket as `kfm console` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kfm_dagster.console.bounds import BoundedConnection
 
 @contextmanager
 def served(application: ASGIApp) -> Iterator[int]:
-    """Serve an application on a free port of this machine, which is yielded."""
+    """Serve an application on a free local port, and yield the port."""
     config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

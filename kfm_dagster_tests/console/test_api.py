@@ -1,4 +1,4 @@
-"""The JSON API: it answers as its document says, to requests drawn from that, too; refusals are problem documents."""
+"""The JSON API: answers agree with its OpenAPI document, refusals are problem documents; and pages of records."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from kfm_dagster_tests.ledger.bench import DAY, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
 EXAMPLES = 25
-"""Requests that are drawn for each operation."""
+"""Generated requests for each operation."""
 
 
 @pytest.fixture
 def api(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Iterator[TestClient]:
-    """The console over a ledger of five units."""
+    """Open the console over a ledger of five units."""
     bench = make_bench(database, contracts)
     bench.ledger.ensure([envelope(number) for number in range(5)])
     claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=4)
@@ -69,20 +69,20 @@ def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
 
 def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> list[dict[str, Any]]:
     """Follow the links of a list from page to page, none with more rows than the limit; return all rows."""
-    seen: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     link: str | None = f"{BASE}/{rows}?limit={limit}{also}"
     while link:
         page = client.get(link).json()
         assert len(page[rows]) <= limit
-        seen += page[rows]
+        listed += page[rows]
         link = page["next"]
-    return seen
+    return listed
 
 
 @pytest.mark.one_database
 def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
-    seen = [unit["wal_id"] for unit in in_pages(api, "units", limit=2, also="&dataset=nexrad-l2")]
-    assert len(seen) == len(set(seen)) == 5
+    ids = [unit["wal_id"] for unit in in_pages(api, "units", limit=2, also="&dataset=nexrad-l2")]
+    assert len(ids) == len(set(ids)) == 5
     [unit] = api.get(f"{BASE}/units", params={"status": "succeeded"}).json()["units"]
     assert unit["event_time"].endswith("Z")
     whole = api.get(f"{BASE}/units/{unit['wal_id']}").json()
@@ -90,13 +90,13 @@ def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
 
 
 @pytest.mark.one_database
-def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
+def test_failures_gaps_datasets_and_status_agree_with_the_ledger(api: TestClient) -> None:
     [group] = api.get(f"{BASE}/failures", params={"dataset": "nexrad-l2"}).json()["failures"]
     assert (group["code"], group["operator"], group["units"]) == ("missing_object", "integrity_check", 2)
     page = api.get("/failures", headers={"accept": "text/html"}).text
     assert re.search(r'<a href="/units\?[^"]*code=missing_object[^"]*">missing_object</a>', page)
     assert api.get(f"{BASE}/gaps", params={"days": "9", "closed": "true"}).json() == {"gaps": [], "complete": True}
-    datasets = {one["id"]: one for one in api.get(f"{BASE}/datasets").json()["datasets"]}
+    datasets = {dataset["id"]: dataset for dataset in api.get(f"{BASE}/datasets").json()["datasets"]}
     assert datasets["nexrad-l2"]["switched_off"] is False
     status = api.get(f"{BASE}/status").json()
     assert status["units"]["nexrad-l2"]["failed"] == 2
@@ -128,7 +128,7 @@ def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
 
 
 @pytest.mark.one_database
-def test_a_database_that_is_gone_is_a_problem_document(
+def test_an_unavailable_database_is_a_problem_document(
     api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_database_that_is_gone_is_a_problem_document(
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["POSITIVE", "NEGATIVE"])
-def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str) -> None:
+def test_answers_to_generated_requests_agree_with_the_document(api: TestClient, kind: str) -> None:
     import schemathesis
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
@@ -155,16 +155,16 @@ def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str
         checks.response_schema_conformance,
     ]
     schema = schemathesis.openapi.from_asgi(f"{BASE}/openapi.json", api.app)
-    # Nothing can be wrong with a request that has no parameter.
-    asked = [path for path in PATHS if PATHS[path].parameters or kind == "POSITIVE"]
-    for path in asked:
+    # An operation without parameters has no invalid requests.
+    paths = [path for path in PATHS if PATHS[path].parameters or kind == "POSITIVE"]
+    for path in paths:
 
         @settings(max_examples=EXAMPLES, database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(case=schema[path]["GET"].as_strategy(generation_mode=mode))
-        def ask(case: Any) -> None:
+        def request(case: Any) -> None:
             case.validate_response(case.call(), checks=every)
 
-        ask()
+        request()
 
 
 TOKEN = "annas-token-of-20-chars"
@@ -175,20 +175,21 @@ DEPTHS = {"kfm-nodd-primary": 7, "kfm-nodd-dlq": 3}
 
 @pytest.fixture
 def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Pipeline:
-    """Five rejected messages of one batch, the first with two reasons."""
+    """Open a pipeline with five rejected messages of one batch, the first with two reasons."""
     settings = Settings(home=tmp_path, geoparquet=False, console_tokens=SecretStr(f"anna={TOKEN}"))
     clock = Clock()
     bench = make_bench(database, contracts)
     opened = Pipeline(settings=settings, registry=contracts, database=database, clock=clock)
     deliveries = opened.deliveries
     messages = [*(f"message-{number}" for number in range(MESSAGES - 1)), "message-4/of-a-kind"]
-    digest = opened.landing.land([SqsMessage(message_id=one, body=HOSTILE) for one in messages])
+    digest = opened.landing.land([SqsMessage(message_id=message, body=HOSTILE) for message in messages])
     own_tx(deliveries).record(
-        Delivery(message_id=one, queue="q", receipt_handle="r", landing_sha256=digest, state=DeliveryState.REJECTED)
-        for one in messages
+        Delivery(message_id=message, queue="q", receipt_handle="r", landing_sha256=digest, state=DeliveryState.REJECTED)
+        for message in messages
     )
     own_tx(deliveries).reject(
-        Rejection(message_id=one, record_index=0, reason_code="malformed_json", detail="no <JSON>") for one in messages
+        Rejection(message_id=message, record_index=0, reason_code="malformed_json", detail="no <JSON>")
+        for message in messages
     )
     own_tx(deliveries).reject(
         [Rejection(message_id=messages[0], record_index=3, reason_code="unknown_bucket", detail="whose")]
@@ -204,10 +205,10 @@ def browser(pipeline: Pipeline) -> Iterator[TestClient]:
         yield client
 
 
-def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it_came(browser: TestClient) -> None:
+def test_the_front_page_links_to_rejections_and_these_to_the_message(browser: TestClient) -> None:
     front = browser.get("/").text
     assert '<li class="bad">dead letters<b><a href="/rejected#dead">3</a>' in front
-    # Neither messages that wait for their turn nor what a person may know have to be acted on.
+    # Messages in the queue and informative items are not counted as "to be done".
     assert '<li class="">queue<b>7</b>' in front
     assert '<li class="good">problems<b><a href="#matters">0</a>' in front
     assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
@@ -223,9 +224,7 @@ def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it
     assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
 
 
-def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so(
-    browser: TestClient, pipeline: Pipeline
-) -> None:
+def test_a_message_s_page_has_no_reasons_of_a_message_with_a_longer_id(browser: TestClient, pipeline: Pipeline) -> None:
     longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
     own_tx(pipeline.deliveries).record([longer])
     own_tx(pipeline.deliveries).reject(
@@ -236,7 +235,7 @@ def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so
     assert "another" not in page
 
 
-def test_a_message_of_any_size_is_shown_in_part(
+def test_a_long_message_is_shown_in_part(
     browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kfm_dagster.console.records.MOST_SHOWN", 6)
@@ -245,17 +244,17 @@ def test_a_message_of_any_size_is_shown_in_part(
     assert f"And {len(HOSTILE) - 6} characters more: <code>kfm units rejected --message message-1 --body</code>" in page
 
 
-def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
+def test_pages_of_rejections_are_complete_although_a_batch_has_one_time(
     browser: TestClient, pipeline: Pipeline
 ) -> None:
     whole = [(row.message_id, row.record_index) for row in pipeline.deliveries.rejected()]
     assert len(whole) == len(set(whole)) == MESSAGES + 1
     for limit in (1, 2, 3):
-        seen = in_pages(browser, "rejections", limit=limit)
-        assert [(row["message_id"], row["record_index"]) for row in seen] == whole
+        rows = in_pages(browser, "rejections", limit=limit)
+        assert [(row["message_id"], row["record_index"]) for row in rows] == whole
 
 
-def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_apply_the_filter_of_their_address(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
     page = browser.get("/rejected?message=message").text
     assert "s3://b/" not in page
@@ -267,26 +266,24 @@ def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch
         assert browser.get(f"/rejected?{wrong}").status_code == 400, wrong
 
 
-def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
-    browser: TestClient, pipeline: Pipeline
-) -> None:
+def test_an_alert_has_its_cause_and_next_steps_and_can_be_acknowledged(browser: TestClient, pipeline: Pipeline) -> None:
     open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id="run-7")
     open_alert(pipeline.database, AlertRule.UNLOCK, "clock")
     front = browser.get("/").text
     assert '<a href="/alerts?rule=retry_storm">alert retry_storm (warning) of all stages</a>' in front
     page = browser.get("/alerts?rule=retry_storm").text
-    for said in (
+    for text in (
         "Many stages are retried",
         "kfm runs show run-7",
         'href="/runs/run-7"',
         "docs/alerts.md#retry_storm",
     ):
-        assert said in page
+        assert text in page
     assert "clock" not in page.partition("<section")[2]
     assert "kfm alerts ack 1" in page
     assert browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).status_code == 403
     assert browser.post("/sign-in", data={"token": TOKEN}).status_code == 200
-    # As on the command line, in prod, too, without a change reference.
+    # As on the command line, no change reference is needed, even in prod.
     pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
     assert "taken on</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
     [alert, _] = AlertStore(pipeline.database, clock=pipeline.clock).listed()
@@ -296,7 +293,7 @@ def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
     assert [answer.status_code for answer in answers] == [409, 404]
 
 
-def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_are_listed_in_pages(browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in AlertRule:
         open_alert(pipeline.database, rule, "x")
     assert [alert["rule"] for alert in in_pages(browser, "alerts", limit=3)] == [*AlertRule]
@@ -310,7 +307,7 @@ def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypat
 
 
 @pytest.mark.one_database
-def test_a_page_of_gaps_has_a_dataset_s_own_and_says_that_there_are_more(
+def test_the_page_of_gaps_is_filtered_by_dataset_and_marks_a_cut_list(
     browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = pipeline.clock()

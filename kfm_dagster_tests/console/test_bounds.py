@@ -1,4 +1,4 @@
-"""Bounds of the console, over real sockets: half a request, too many connections, too many answers at a time."""
+"""Bounds of the console, over real sockets: incomplete requests, too many connections or requests."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def half_open(port: int, sent: bytes, opened: ExitStack) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the other side has closed it; a timeout is an error."""
+    """Wait until the server has closed the connection; a timeout is an error."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
         return True
 
 
-def test_others_are_answered_while_200_connections_are_half_open() -> None:
+def test_requests_are_answered_while_200_connections_are_half_open() -> None:
     with Server().serving() as port, ExitStack() as opened:
         for number in range(HALF_OPEN):
             half_open(port, HALF_A_HEADER if number % 2 else HALF_A_BODY, opened)
@@ -103,7 +103,7 @@ def test_others_are_answered_while_200_connections_are_half_open() -> None:
 @pytest.mark.parametrize(
     "sent", [b"", HALF_A_HEADER, HALF_A_BODY, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + HALF_A_HEADER]
 )
-def test_a_connection_whose_request_does_not_arrive_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_with_an_incomplete_request_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 0.2)
     with Server().serving() as port, ExitStack() as opened:
         connection = half_open(port, sent, opened)
@@ -112,36 +112,36 @@ def test_a_connection_whose_request_does_not_arrive_is_closed(sent: bytes, monke
         assert is_closed(connection)
 
 
-def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_may_take_longer_than_the_request_s_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 0.2)
     server = Server()
     with server.serving() as port, ExitStack() as opened:
         slow = begin(port, "/slow")
         server.begun.acquire()
-        # Its deadline is over when that of a later connection is.
+        # Its deadline has passed when a later connection's has.
         assert is_closed(half_open(port, HALF_A_HEADER, opened))
         server.go_on.set()
         assert slow.getresponse().read() == b"slow"
         slow.close()
 
 
-def test_beyond_the_most_connections_the_oldest_that_waits_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_of_connections_the_longest_waiting_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_CONNECTIONS", 3)
-    # So that no deadline closes one of them.
+    # No connection is closed by its deadline.
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
     with Server().serving() as port, ExitStack() as opened:
         first, second, third = [half_open(port, HALF_A_HEADER, opened) for _ in range(3)]
-        # None of them has made room for the last one, which is there once it is answered.
+        # All three are open: the first and the last are answered.
         for connection in (third, first):
             connection.sendall(b": x\r\n\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         half_open(port, HALF_A_HEADER, opened)
-        # The others wait again, and not for as long as the second.
+        # The second has waited longest, because the others were answered.
         assert is_closed(second)
         assert ask(port).status == 200
 
 
-def test_beyond_the_most_requests_only_a_monitor_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_of_requests_only_health_checks_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "WAIT_SECONDS", 0.2)
     server = Server()
     with server.serving() as port, ExitStack() as opened:
@@ -154,7 +154,7 @@ def test_beyond_the_most_requests_only_a_monitor_is_answered(monkeypatch: pytest
         assert ask(port, "/healthz").status == 200
 
 
-def test_connections_that_send_one_request_after_the_other_keep_no_other_client_out() -> None:
+def test_pipelining_connections_do_not_block_other_clients() -> None:
     server = Server()
     with server.serving() as port, ExitStack() as opened:
         for _ in range(PIPELINING):
@@ -164,8 +164,8 @@ def test_connections_that_send_one_request_after_the_other_keep_no_other_client_
         assert [ask(port).status for _ in range(10)] == [200] * 10
 
 
-def test_a_body_in_chunks_is_refused_at_the_bound_and_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So that no deadline closes it.
+def test_a_chunked_body_is_refused_at_the_limit_without_reading_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The connection is not closed by its deadline.
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
     chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
     with Server().serving() as port, ExitStack() as opened:
@@ -176,11 +176,11 @@ def test_a_body_in_chunks_is_refused_at_the_bound_and_not_read_on(monkeypatch: p
             connection.sendall(chunk * 10_000)
 
 
-def test_a_body_is_as_long_as_all_of_its_parts() -> None:
-    taken: list[bytes] = []
+def test_the_limit_of_a_body_applies_to_the_sum_of_its_parts() -> None:
+    bodies: list[bytes] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        taken.append((await receive())["body"])
+        bodies.append((await receive())["body"])
         await PlainTextResponse("ok")(scope, receive, send)
 
     def status(*parts: int) -> int:
@@ -198,6 +198,6 @@ def test_a_body_is_as_long_as_all_of_its_parts() -> None:
 
     half = MOST_BODY_BYTES // 2
     assert [status(*parts) for parts in ((), (2 * half,), (half, half))] == [200] * 3
-    assert taken == [b"", b"x" * 2 * half, b"x" * 2 * half]
+    assert bodies == [b"", b"x" * 2 * half, b"x" * 2 * half]
     assert [status(*parts) for parts in ((2 * half + 1,), (half, half, 1))] == [413] * 2
-    assert len(taken) == 3
+    assert len(bodies) == 3

@@ -1,4 +1,4 @@
-"""The console over loopback: the report in both forms, what is refused, and that nothing can be changed by it."""
+"""The console over loopback: the report as JSON and page, refused requests, and read-only access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECRET = "s3cr3t-word"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -50,11 +50,11 @@ Ask = Callable[..., Answer]
 
 @contextmanager
 def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
-    """Ask a server over what settings name, opened as `kfm console` opens it."""
-    looking = Pipeline.open(settings, read_only=True)
-    looking.clock = clock
+    """Serve a read-only pipeline as `kfm console` does, and yield a function that sends requests."""
+    pipeline = Pipeline.open(settings, read_only=True)
+    pipeline.clock = clock
 
-    def asking(path: str, *, method: str = "GET", **headers: str) -> Answer:
+    def request(path: str, *, method: str = "GET", **headers: str) -> Answer:
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -62,37 +62,37 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
         connection.close()
         return Answer(status=response.status, headers=_headers(response), text=text)
 
-    with closing(looking), served(console_app(looking)) as port:
-        yield asking
+    with closing(pipeline), served(console_app(pipeline)) as port:
+        yield request
 
 
 def _headers(response: HTTPResponse) -> dict[str, str]:
-    found = {name.lower(): value for name, value in response.getheaders()}
-    return {name: value for name, value in found.items() if name != "date"}
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return {name: value for name, value in headers.items() if name != "date"}
 
 
 @pytest.fixture
 def worked(database_url: str, tmp_path: Path) -> Iterator[Ask]:
-    """A server over a home with one run."""
+    """Serve a home with one run."""
     pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     put(tmp_path / "objects", volumes(2))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUN)
     pipeline.close()
-    with serving(pipeline.settings, pipeline.clock) as asking:
-        yield asking
+    with serving(pipeline.settings, pipeline.clock) as request:
+        yield request
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
-    """A server over a home where nothing has run."""
+    """Serve a home without runs."""
     settings = Settings(home=tmp_path / "home")
     Pipeline.open(settings).close()
-    with serving(settings, Clock()) as asking:
-        yield asking
+    with serving(settings, Clock()) as request:
+        yield request
 
 
 @pytest.mark.clause("PCS-16")
-def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> None:
+def test_the_report_as_json_and_as_page_are_the_same(worked: Ask) -> None:
     answer = worked(PATH)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     report: dict[str, Any] = json.loads(answer.text)
@@ -106,16 +106,16 @@ def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> N
     assert report["audit"]["head"] in page.text
     assert "<h1>Validation</h1>" in worked(f"{PATH}?format=html").text
     assert worked(f"{PATH}?format=json&days=3650", Accept="text/html").headers["content-type"] == "application/json"
-    # As long ago as is asked for.
+    # The report begins as many days ago as requested.
     assert json.loads(worked(f"{PATH}?days=3&format=json").text)["since"] == "2025-12-29T00:00:00.000000Z"
     assert worked(PATH, method="HEAD").text == ""
 
 
-def test_the_front_page_says_whether_anything_waits_for_somebody(worked: Ask) -> None:
+def test_the_front_page_shows_whether_anything_needs_attention(worked: Ask) -> None:
     answer = worked(FRONT)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-    told = json.loads(answer.text)
-    assert (told["well"], told["matters"], told["units"]["nexrad-l2"]["succeeded"]) == (True, [], 2)
+    status = json.loads(answer.text)
+    assert (status["well"], status["matters"], status["units"]["nexrad-l2"]["succeeded"]) == (True, [], 2)
     page = worked(FRONT, Accept="text/html")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "<h1>Nothing needs attention</h1>" in page.text
@@ -127,24 +127,24 @@ def test_the_front_page_says_whether_anything_waits_for_somebody(worked: Ask) ->
 def test_health_is_that_of_the_database(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (worked("/healthz").status, worked("/healthz").text) == (200, "ok\n")
 
-    def away(_: object) -> int:
+    def unavailable(_: object) -> int:
         raise OperationalError("SELECT 1", {}, Exception(SECRET))
 
-    monkeypatch.setattr(Database, "schema", away)
+    monkeypatch.setattr(Database, "schema", unavailable)
     assert worked("/healthz").status == 503
 
 
 @pytest.mark.clause("WAL-12", "TEL-03")
-def test_the_metrics_say_what_the_ledger_says_whoever_serves_them(worked: Ask) -> None:
+def test_the_metrics_agree_with_the_ledger(worked: Ask) -> None:
     answer = worked(METRICS)
     assert (answer.status, answer.headers["content-type"]) == (200, CONTENT_TYPE_LATEST)
-    found = {
+    samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(answer.text)
         for sample in family.samples
         if sample.value and family.name.startswith("nodd_sns_wal")
     }
-    assert found == {
+    assert samples == {
         ("nodd_sns_wal_records_total", "nexrad-l2", "pending"): 2,
         ("nodd_sns_wal_records_total", "nexrad-l2", "in_progress"): 2,
         ("nodd_sns_wal_records_total", "nexrad-l2", "succeeded"): 2,
@@ -156,7 +156,7 @@ def test_the_metrics_say_what_the_ledger_says_whoever_serves_them(worked: Ask) -
     assert worked(METRICS) == answer
 
 
-def test_the_headers_allow_a_page_s_own_styles_pictures_and_forms_and_nothing_else(ask: Ask) -> None:
+def test_the_headers_allow_only_own_styles_pictures_and_forms(ask: Ask) -> None:
     for path, status in ((FRONT, 200), (PATH, 200), (f"{PATH}?days=x", 400), ("/x", 404)):
         answer = ask(path, Accept="text/html")
         assert answer.status == status
@@ -180,7 +180,7 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
     assert ask(f"{FRONT}?live=yes").status == 400
 
 
-def test_what_is_wrong_is_one_line_of_plain_text(ask: Ask) -> None:
+def test_an_invalid_request_is_answered_by_one_line_of_plain_text(ask: Ask) -> None:
     wrong: list[tuple[str, dict[str, str], int, str]] = [
         (f"{PATH}?days=0", {}, 400, "observed days='0'; expected a whole number from 1 to 3650"),
         (f"{PATH}?days=3651", {}, 400, "days='3651'"),
@@ -210,35 +210,35 @@ def test_what_is_wrong_is_one_line_of_plain_text(ask: Ask) -> None:
         (PATH, {"Origin": "http://evil.example"}, 403, "of another site"),
         (PATH, {"Sec-Fetch-Site": "cross-site"}, 403, "of another site"),
     ]
-    for path, options, status, said in wrong:
+    for path, options, status, message in wrong:
         answer = ask(path, **options)
         assert (answer.status, answer.headers["content-type"]) == (status, "text/plain; charset=utf-8"), (path, options)
-        assert said in answer.text
+        assert message in answer.text
         assert answer.text.rstrip("\n").count("\n") == 0
 
 
-def test_what_fails_behind_it_is_told_without_anything_inner(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_answered_without_internal_details(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     errors: dict[Exception, tuple[int, str]] = {
         OperationalError("SELECT 1", {}, Exception(f"password {SECRET}")): (503, "the database does not answer"),
         NoConnectionFreeError(SECRET): (503, "the database does not answer; next: see its log, then ask again"),
         KfmError("an output is damaged", next_step="run the node again"): (500, "an output is damaged"),
         ZeroDivisionError(SECRET): (500, "Internal Server Error"),
     }
-    for error, (status, said) in errors.items():
+    for error, (status, message) in errors.items():
         with monkeypatch.context() as patched:
             patched.setattr(app, "validate_report", Mock(side_effect=error))
             answer = ask(PATH)
         assert (answer.status, answer.text.rstrip("\n").count("\n")) == (status, 0), error
         assert answer.headers["content-type"].startswith("text/plain")
-        assert said in answer.text
+        assert message in answer.text
         assert SECRET not in answer.text
         assert "Traceback" not in answer.text
-        # It goes on serving.
+        # The server continues.
         assert ask(PATH).status == 200
 
 
-def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+def test_the_console_s_database_connection_is_read_only(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
 
     def writing(pipeline: Pipeline, **_: object) -> dict[str, Any]:
         try:
@@ -246,10 +246,10 @@ def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.Mon
             with pipeline.database.transaction() as tx:
                 tx.run("schema.record", number=9999, name="x", sha256="y")
         except DBAPIError as error:
-            seen.append(str(error.orig).lower().replace("-", ""))
+            errors.append(str(error.orig).lower().replace("-", ""))
         return {}
 
     monkeypatch.setattr(app, "validate_report", writing)
     assert worked(f"{PATH}?format=json").status == 200
-    [refusal] = seen
+    [refusal] = errors
     assert "readonly" in refusal

@@ -1,4 +1,4 @@
-"""Decisions by forms: who may make them, what they do, and that each is in the governance log; on SQLite."""
+"""Decisions by forms: authorisation, effects, and entries in the governance log; on SQLite."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PERSON = Decision(actor="person", reason="looked odd")
 
 @dataclass(frozen=True, kw_only=True)
 class Console:
-    """A console over a ledger with three quarantined units and two that failed."""
+    """A console over a ledger with three quarantined and two failed units."""
 
     pipeline: Pipeline
     quarantined: list[WalId] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Console:
         return client
 
     def record(self, wal_id: WalId) -> NoddWalRecord:
-        found = own_tx(self.pipeline.ledger).get(wal_id)
-        assert found is not None
-        return found
+        record = own_tx(self.pipeline.ledger).get(wal_id)
+        assert record is not None
+        return record
 
     def decisions(self) -> list[tuple[str, str]]:
-        """The governance log without what made the fixture, the oldest first."""
+        """Return the governance log without the fixture's entries, the oldest first."""
         entries = reversed(own_tx(self.pipeline.ledger.log).entries())
         return [(entry.actor, entry.action) for entry in entries if entry.action != GovernanceAction.QUARANTINE]
 
@@ -96,7 +96,7 @@ def every_form(console: Console) -> list[str]:
     ]
 
 
-def test_nothing_is_decided_without_a_token_or_from_another_site(console: Console) -> None:
+def test_decisions_without_a_token_or_from_another_site_are_refused(console: Console) -> None:
     anna = console.browser("anna")
     strangers = [
         (console.browser(), {}),
@@ -114,7 +114,7 @@ def test_nothing_is_decided_without_a_token_or_from_another_site(console: Consol
 
 
 def signed_in(sessions: Sessions, scheme: str = "http", **headers: str) -> tuple[str, set[str]]:
-    """Anna's cookie, and what a browser is told about it."""
+    """Return Anna's cookie, and its attributes."""
     response = Response()
     sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     assert sessions.sign_in(
@@ -126,20 +126,20 @@ def signed_in(sessions: Sessions, scheme: str = "http", **headers: str) -> tuple
     return cookie.partition("=")[2], set(attributes)
 
 
-def test_a_cookie_is_of_one_person_s_token_and_of_some_hours_whatever_the_browser_keeps(
+def test_a_cookie_is_valid_for_one_token_and_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sessions = Sessions.of(SecretStr(" ".join(f"{name}={token}" for name, token in TOKENS.items())))
     cookie, attributes = signed_in(sessions)
     assert attributes == {"HttpOnly", f"Max-Age={SESSION_SECONDS}", "Path=/", "SameSite=strict"}
-    # TLS as far as here, or as far as a proxy that says so, or that says nothing.
-    for told in ({"scheme": "https"}, {"x_forwarded_proto": "https, http"}, {"origin": "https://testserver"}):
-        assert signed_in(sessions, **told)[1] - attributes == {"Secure"}
+    # TLS to the server, to a proxy that declares it, or to a proxy that does not.
+    for variant in ({"scheme": "https"}, {"x_forwarded_proto": "https, http"}, {"origin": "https://testserver"}):
+        assert signed_in(sessions, **variant)[1] - attributes == {"Secure"}
     assert signed_in(sessions, origin="http://testserver", x_forwarded_proto="http")[1] == attributes
     _, until, signature = cookie.split("|")
     later = f"anna|{int(until) + 1}|{signature}"
     renewed = Sessions.of(SecretStr(f"anna=another-{TOKENS['anna']}"))
-    for taker, sent, second, actor in (
+    for reader, sent, second, actor in (
         (sessions, cookie, int(until) - 1, "anna"),
         (sessions, cookie, int(until), None),
         (sessions, later, int(until) - 1, None),
@@ -148,41 +148,41 @@ def test_a_cookie_is_of_one_person_s_token_and_of_some_hours_whatever_the_browse
     ):
         monkeypatch.setattr(session.time, "time", lambda now=second: now)
         request = Request({"type": "http", "headers": [(b"cookie", f"{COOKIE}={sent}".encode())]})
-        assert taker.actor_of(request) == actor, (sent, second)
+        assert reader.actor_of(request) == actor, (sent, second)
 
 
-def test_sign_ins_that_fail_are_limited_by_address_and_logged(
+def test_failed_sign_ins_are_limited_by_address_and_logged(
     console: Console, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = console.browser()
 
     def attempt(token: str, address: str = "192.0.2.1") -> int:
-        asking = TestClient(client.app, client=(address, 5), follow_redirects=False)
-        return asking.post("/sign-in", data={"token": token}).status_code
+        browser = TestClient(client.app, client=(address, 5), follow_redirects=False)
+        return browser.post("/sign-in", data={"token": token}).status_code
 
     with caplog.at_level("INFO", logger="kfm_dagster.console"):
         assert [attempt("x" * 20) for _ in range(session.MOST_ATTEMPTS - 1)] == [403] * (session.MOST_ATTEMPTS - 1)
-        # Who comes in has forgotten the token a few times.
+        # A successful sign-in resets the count.
         assert attempt(TOKENS["anna"]) == 303
         assert [attempt("x" * 20) for _ in range(session.MOST_ATTEMPTS)] == [403] * session.MOST_ATTEMPTS
         assert (attempt("x" * 20), attempt(TOKENS["anna"])) == (429, 429)
         assert attempt(TOKENS["anna"], "192.0.2.2") == 303
-    said = [record.getMessage() for record in caplog.records if record.name == "kfm_dagster.console.session"]
-    assert len(said) == 2 * session.MOST_ATTEMPTS + 1
-    assert all("192.0.2." in line and TOKENS["anna"] not in line and "xxx" not in line for line in said)
+    messages = [record.getMessage() for record in caplog.records if record.name == "kfm_dagster.console.session"]
+    assert len(messages) == 2 * session.MOST_ATTEMPTS + 1
+    assert all("192.0.2." in line and TOKENS["anna"] not in line and "xxx" not in line for line in messages)
     now = session.time.monotonic()
     monkeypatch.setattr(session.time, "monotonic", lambda: now + session.ATTEMPT_SECONDS)
     assert attempt(TOKENS["anna"]) == 303
 
 
-def test_failed_sign_ins_of_many_addresses_are_bounded() -> None:
+def test_the_number_of_remembered_addresses_is_bounded() -> None:
     attempts = session.SignInAttempts()
     for number in range(session.MOST_ADDRESSES + 10):
         attempts.take(str(number))
     assert len(attempts._of) == session.MOST_ADDRESSES
 
 
-def test_who_signs_in_comes_back_to_the_page_on_which_it_was_chosen_and_goes_nowhere_else(console: Console) -> None:
+def test_a_sign_in_returns_only_to_a_page_of_this_console(console: Console) -> None:
     client = console.browser()
     pages = {
         "http://testserver/units?status=quarantined&code=x": "/units?status=quarantined&code=x",
@@ -198,7 +198,7 @@ def test_who_signs_in_comes_back_to_the_page_on_which_it_was_chosen_and_goes_now
         assert client.post("/sign-in", data={"token": TOKENS["anna"], "to": to}).headers["location"] == "/", to
 
 
-def test_a_console_without_tokens_only_reads(console: Console) -> None:
+def test_a_console_without_tokens_is_read_only(console: Console) -> None:
     client = TestClient(console_app(console.pipeline, hosts=["testserver"]))
     assert client.post("/sign-in", data={"token": ""}).status_code == 403
     for path in every_form(console):
@@ -225,24 +225,24 @@ def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Consol
     assert anna.post(f"/units/{second}/release", data={"version": "2", **REASON}).status_code == 409
     [replay] = [anna.post(f"/units/{console.failed[0]}/retry", data={"reason": "again"}).headers["location"]]
     assert "0 of 1 units are done" in anna.get(replay).text
-    # A form of an earlier version decides nothing.
+    # A form of an earlier version is refused.
     for verb in ("release", "discard"):
         assert anna.post(f"/units/{third}/{verb}", data={"version": "1", **REASON}).status_code == 409
     assert console.record(third).version == 2
     assert console.decisions() == [("anna", "release"), ("anna", "discard"), ("anna", "replay_started")]
 
 
-def test_a_number_that_no_row_has_is_refused_in_one_line(console: Console) -> None:
+def test_a_number_out_of_range_is_refused(console: Console) -> None:
     anna = console.browser("anna")
     for path in ("/alerts/{}/acknowledge", "/proposals/{}/approve", "/proposals/{}/withdraw"):
         for number in ("0", "x", "1000000000", "9" * 25):
             refused = anna.post(path.format(number), data=REASON)
-            said = "a whole number from 1 to 999999999" in refused.text
-            assert (refused.status_code, said) == (400, True), (path, number)
+            assert "a whole number from 1 to 999999999" in refused.text
+            assert refused.status_code == 400, (path, number)
 
 
 @pytest.mark.parametrize(("query", "units"), [("status=failed", 2), ("status=failed&text=KTLX", 2)])
-def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
+def test_a_filter_is_counted_then_replayed_and_the_replay_can_be_stopped(
     console: Console, query: str, units: int
 ) -> None:
     anna = console.browser("anna")
@@ -264,7 +264,7 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
 
 
 def test_each_status_that_needs_a_decision_has_its_button(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A failed unit needs one where it gets no attempt by itself.
+    # A failed unit needs a decision if it is not retried automatically.
     groups = [replace(group, retried=0) for group in own_tx(console.pipeline.ledger).failing()]
     monkeypatch.setattr(console.pipeline.ledger, "failing", lambda **_: groups)
     anna = console.browser("anna")
@@ -276,53 +276,53 @@ def test_each_status_that_needs_a_decision_has_its_button(console: Console, monk
         assert f"eligible<b>{units}</b>" in anna.get(link).text
 
 
-def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:
+def test_a_filter_is_released_only_as_it_was_counted(console: Console) -> None:
     anna = console.browser("anna")
-    wanted = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
+    selection = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
     front = anna.get("/", headers={"accept": "text/html"}).text
     buttons = re.findall(r'href="(\S*)/dry-run\S*">Retry [0-9,]+ (\w+) units?<', front)
     assert buttons == [("/releases", "quarantined")]
-    page = anna.get("/releases/dry-run", params=wanted).text
+    page = anna.get("/releases/dry-run", params=selection).text
     assert f"eligible<b>{QUARANTINED}</b>" in page
-    given = {**wanted, **REASON, "seen": re.findall(r'name="seen" value="(\w+)"', page)[0]}
-    assert anna.post("/releases", data={**given, "seen": "other"}).status_code == 409
-    assert anna.post("/releases", data={**given, "change_ref": ""}).status_code == 400
+    fields = {**selection, **REASON, "seen": re.findall(r'name="seen" value="(\w+)"', page)[0]}
+    assert anna.post("/releases", data={**fields, "seen": "other"}).status_code == 409
+    assert anna.post("/releases", data={**fields, "change_ref": ""}).status_code == 400
     assert console.decisions() == []
     assert [f'href="/units/{wal_id}"' in page for wal_id in console.quarantined] == [True] * QUARANTINED
-    live = anna.post("/releases", data=given).headers["location"]
+    live = anna.post("/releases", data=fields).headers["location"]
     assert live == "/units?dataset=nexrad-l2&status=pending&code=looked_odd&live=1"
     assert f'<h2 id="rows">{QUARANTINED} units</h2>' in anna.get(live).text
     pending = own_tx(console.pipeline.ledger).find(status=Status.PENDING, dataset="nexrad-l2")
     assert set(console.quarantined) <= {record.wal_id for record in pending}
 
 
-def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(console: Console) -> None:
+def test_a_filter_is_discarded_only_as_it_was_counted(console: Console) -> None:
     anna = console.browser("anna")
     first, *others = console.quarantined
     assert anna.post(f"/units/{first}/discard", data={"version": "2", "reason": "gone"}).status_code == 303
-    wanted = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
+    selection = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
 
     def counted() -> tuple[str, str]:
-        page = anna.get("/discards/dry-run", params=wanted).text
+        page = anna.get("/discards/dry-run", params=selection).text
         assert f"match<b>{QUARANTINED}</b>" in page
         [eligible], [seen] = re.findall(r"eligible<b>(\d+)</b>", page), re.findall(r'name="seen" value="(\w+)"', page)
         return eligible, seen
 
     eligible, seen = counted()
     assert eligible == "2"
-    link = f"/discards/dry-run?{urlencode(wanted)}"
-    assert link in unescape(anna.get("/units", params=wanted, headers={"accept": "text/html"}).text)
-    given = {**wanted, "reason": "withdrawn by NOAA", "seen": seen}
-    assert anna.post("/discards", data={**given, "reason": " "}).status_code == 400
-    assert anna.post("/discards", data={**given, "status": "failed", "code": "missing_object"}).status_code == 400
+    link = f"/discards/dry-run?{urlencode(selection)}"
+    assert link in unescape(anna.get("/units", params=selection, headers={"accept": "text/html"}).text)
+    fields = {**selection, "reason": "withdrawn by NOAA", "seen": seen}
+    assert anna.post("/discards", data={**fields, "reason": " "}).status_code == 400
+    assert anna.post("/discards", data={**fields, "status": "failed", "code": "missing_object"}).status_code == 400
     assert anna.post(f"/units/{others[0]}/release", data={"version": "2", **REASON}).status_code == 303
-    refused = anna.post("/discards", data=given)
+    refused = anna.post("/discards", data=fields)
     assert (refused.status_code, "dry run" in refused.text) == (409, True)
     cases = QuarantineCases(console.pipeline.database, clock=console.pipeline.clock)
     assert [case.state for case in own_tx(cases).of(others[1])] == [CaseState.OPEN]
     own_tx(console.pipeline.ledger).quarantine([others[0]], reason_code="looked_odd", decision=PERSON)
     _, seen = counted()
-    done = anna.post("/discards", data={**given, "seen": seen})
+    done = anna.post("/discards", data={**fields, "seen": seen})
     assert (done.status_code, done.headers["location"]) == (303, "/decisions")
     newest = [own_tx(cases).of(wal_id)[0] for wal_id in others]
     assert {(case.state, case.closed_by, case.closing_reason) for case in newest} == {
@@ -330,20 +330,20 @@ def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(c
     }
     verbs = [action for actor, action in console.decisions() if actor == "anna"]
     assert verbs == ["discard", "release", "discard", "discard"]
-    assert re.search(r"eligible<b>0</b>", anna.get("/discards/dry-run", params=wanted).text)
+    assert re.search(r"eligible<b>0</b>", anna.get("/discards/dry-run", params=selection).text)
 
 
-def test_a_filter_that_means_no_failures_is_no_replay(console: Console) -> None:
+def test_a_filter_without_failed_units_is_refused_as_a_replay(console: Console) -> None:
     anna = console.browser("anna")
     for query in ("", "status=succeeded", "status=quarantined", "status=failed&text=nothing-has-it"):
         assert anna.get(f"/replays/dry-run?{query}").status_code == 400
     assert anna.post("/replays", data={"status": "failed", "days": "1", **REASON}).status_code == 400
 
 
-def test_a_filter_that_takes_too_long_to_look_through_is_no_replay(
+def test_a_filter_with_too_many_units_to_examine_is_refused_as_a_replay(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody has to sign in for a dry run: it must not read a ledger of any size.
+    # A dry run needs no sign-in, so its cost must be bounded.
     anna = console.browser("anna")
     assert anna.get("/replays/dry-run?status=failed&text=KTLX").status_code == 200
     monkeypatch.setattr(decisions, "MOST_EXAMINED", 1)
@@ -367,7 +367,7 @@ def test_a_dataset_is_switched_off_for_some_hours_and_on_again(console: Console)
 
 
 @pytest.mark.clause("WSM-21")
-def test_in_prod_a_release_waits_for_another_person_s_token(console: Console) -> None:
+def test_in_prod_a_release_needs_another_person_s_approval(console: Console) -> None:
     console.pipeline.settings = console.pipeline.settings.model_copy(update={"env": Environment.PROD})
     anna, bob = console.browser("anna"), console.browser("bob")
     wal_id = console.quarantined[0]

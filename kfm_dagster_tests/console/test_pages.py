@@ -1,4 +1,4 @@
-"""Pages of units, from a number on the front page down to one unit with its history, run and Item; and their cells."""
+"""Pages of the console: links, units with their history, filters, charts and table cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DECISION = Decision(actor="anna", reason="<b>a site that moved</b>")
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A home with four units that succeeded."""
+    """Open a home with four succeeded units."""
     root = tmp_path_factory.mktemp("pages")
     opened = open_pipeline(root / "home", root / "objects")
     put(root / "objects", volumes(4))
@@ -51,18 +51,18 @@ def links(page: str) -> list[str]:
 
 
 def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
-    seen: set[str] = set()
+    visited: set[str] = set()
     waiting = ["/"]
     while waiting:
         path = waiting.pop()
         answer = browser.get(path)
         assert answer.status_code == 200, (path, answer.text)
-        found = {link.partition("#")[0] for link in links(answer.text)}
-        found |= {unescape(link) for link in re.findall(r'src="(/[^"]*)"', answer.text)}
-        # A live view has the links of a still one.
-        waiting += [link for link in sorted(found - seen) if "live=1" not in link]
-        seen |= found
-    kinds = {re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", path.partition("?")[0]) for path in seen}
+        linked = {link.partition("#")[0] for link in links(answer.text)}
+        linked |= {unescape(link) for link in re.findall(r'src="(/[^"]*)"', answer.text)}
+        # A live view has the same links.
+        waiting += [link for link in sorted(linked - visited) if "live=1" not in link]
+        visited |= linked
+    kinds = {re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", path.partition("?")[0]) for path in visited}
     assert {
         "/units/ID",
         "/units/ID/item.json",
@@ -77,11 +77,11 @@ def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
 def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -> None:
     [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
     page = browser.get(f"/units/{record.wal_id}").text
-    for said in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
-        assert str(said) in page
+    for text in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
+        assert str(text) in page
     for entry in own_tx(pipeline.ledger).history(record.wal_id):
         assert f'<td data-label="reason">{entry.reason}</td>' in page
-    # Its four steps, its footprint, and its object's address.
+    # The four steps, the footprint, and the object's address.
     assert page.count('<li class="good"><b>') == 4
     assert f'<a class="hue-0" href="/units/{record.wal_id}"><title>nexrad-l2: ' in page
     assert 'href="https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/' in page
@@ -91,7 +91,7 @@ def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -
     assert f'kfm.open("{address}")' in unescape(page)
 
 
-def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline: Pipeline) -> None:
+def test_external_text_is_escaped(browser: TestClient, pipeline: Pipeline) -> None:
     [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
     own_tx(pipeline.ledger.log).record(GovernanceAction.MASK, DECISION, dataset="nexrad-l2", wal_id=record.wal_id)
     page = browser.get(f"/units/{record.wal_id}").text
@@ -99,21 +99,23 @@ def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline:
     assert "<b>a site" not in page
 
 
-def test_units_come_in_pages_of_what_the_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_listed_in_pages_by_the_filter_of_the_address(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 3)
     first = browser.get("/units?dataset=nexrad-l2&status=succeeded&text=_V06").text
     for shown in ("4 units", ">Key or Item id\n", f'data-label="day">{DAY}<'):
         assert shown in first
     [following] = [link for link in links(first) if "after=" in link]
     assert following.startswith("/units?dataset=nexrad-l2&status=succeeded&text=_V06&after=")
-    of = re.compile(r"/units/([0-9a-f-]{36})")
-    pages = [set(of.findall(text)) for text in (first, browser.get(following).text)]
+    unit_link = re.compile(r"/units/([0-9a-f-]{36})")
+    pages = [set(unit_link.findall(text)) for text in (first, browser.get(following).text)]
     assert [len(page) for page in pages] == [3, 1]
     assert not pages[0] & pages[1]
     assert "<option selected>succeeded</option>" in first
 
 
-def test_the_front_page_counts_what_is_on_the_queues_as_far_as_it_is_known(browser: TestClient) -> None:
+def test_the_front_page_shows_known_queue_depths(browser: TestClient) -> None:
     page = browser.get("/").text
     assert re.search(r'<li class="bad">dead letters<b><a href="/rejected#dead">3</a></b>', page)
     assert re.search(r"<li class=\"\">queue<b>not known</b>", page)
@@ -122,16 +124,16 @@ def test_the_front_page_counts_what_is_on_the_queues_as_far_as_it_is_known(brows
 def test_the_front_page_has_the_pulse_of_each_feed_and_its_newest_items(browser: TestClient) -> None:
     page = browser.get("/").text
     assert 'aria-label="4 objects in 24 hours"' in page
-    # The lag is that of live units; these came in bulk.
+    # The lag is shown for live units only; these are of the bulk lane.
     assert '<td data-label="lag"></td>' in page
     assert len(set(re.findall(r'<a class="hue-0" href="(/units/[^"]*)"><title>nexrad-l2: \w+</title><path', page))) > 1
 
 
-def test_runs_are_linked_to_the_dagster_ui_where_it_is_known_and_samples_to_no_object_of_aws(
+def test_runs_are_linked_to_the_dagster_ui_and_samples_have_no_link_to_aws(
     pipeline: Pipeline,
 ) -> None:
-    where = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/", "feed": FeedKind.SAMPLE})
-    known = Pipeline(settings=where, registry=pipeline.registry, database=pipeline.database, clock=pipeline.clock)
+    settings = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/", "feed": FeedKind.SAMPLE})
+    known = Pipeline(settings=settings, registry=pipeline.registry, database=pipeline.database, clock=pipeline.clock)
     client = TestClient(console_app(known, hosts=["testserver"]), headers={"accept": "text/html"})
     assert f'href="https://dagster.example/runs/{RUN}"' in client.get(f"/runs/{RUN}").text
     [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
@@ -139,14 +141,16 @@ def test_runs_are_linked_to_the_dagster_ui_where_it_is_known_and_samples_to_no_o
 
 
 def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
-    assert set(ARROWS) == {edge for edge in LEGAL if edge[0]} | {(one.from_status, one.to_status) for one in OVERRIDES}
+    assert set(ARROWS) == {edge for edge in LEGAL if edge[0]} | {
+        (rule.from_status, rule.to_status) for rule in OVERRIDES
+    }
     drawn = state_diagram({status: number for number, status in enumerate(Status, 1001)})
     for number, status in enumerate(Status, 1001):
         assert f'<a href="/units?status={status}"' in drawn
         assert f">{number:,}</text>" in drawn
 
 
-def test_a_time_has_its_two_largest_units() -> None:
+def test_a_duration_has_its_two_largest_units() -> None:
     times = {
         0.999: "999 ms", 1: "1.0 s", 9.9: "9.9 s", 10: "10 s", 59: "59 s", 60: "1 min 0 s", 3599: "59 min 59 s",
         3600: "1 h 0 min", 48 * 3600 - 1: "47 h 59 min", 49 * 3600: "2 d 1 h",
@@ -155,11 +159,11 @@ def test_a_time_has_its_two_largest_units() -> None:
     assert {seconds: duration(timedelta(seconds=seconds)) for seconds in times} == times
 
 
-def test_charts_say_in_words_what_they_show() -> None:
+def test_charts_have_a_label_with_their_values() -> None:
     hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
     bars = bar_chart("Units", hours, {hours[0]: (1200, 900), hours[47]: (0, 1)})
     assert 'aria-label="Units: 1,200 succeeded, 901 did not"' in bars
-    # Two counts of an hour are one bar, with room above the highest; the lowest is still seen.
+    # Both counts of an hour are one bar, below the chart's top; the lowest bar is still visible.
     assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["46.4", "34.8", "1.0"]
     assert re.findall(r' height="([\d.]+)"', bar_chart("Units", hours, {hours[0]: (1, 0)})) == ["58.0"]
     assert "<rect" not in bar_chart("Units", hours, {})
@@ -168,10 +172,10 @@ def test_charts_say_in_words_what_they_show() -> None:
     lines = line_chart("Time", hours, {"median": {hours[1]: 2.0, hours[2]: 90.0}, "most": {}})
     assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
     assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0
-    # Neither one value nor none at all is without a scale.
+    # A single value and a value of zero also have a scale.
     for seconds, scale in ((1.0, ["10 s", "1.0 s"]), (0.0, ["10 ms", "1 ms"])):
-        lone = line_chart("Time", hours, {"median": {hours[1]: seconds}})
-        assert re.findall(r'text-anchor="end">([^<]*)<', lone) == scale
+        chart = line_chart("Time", hours, {"median": {hours[1]: seconds}})
+        assert re.findall(r'text-anchor="end">([^<]*)<', chart) == scale
 
 
 AT = datetime(2026, 1, 31, 6, tzinfo=UTC)
@@ -179,7 +183,7 @@ NOW = {"at": AT + timedelta(days=3)}
 ID = "0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a"
 
 
-def test_a_cell_is_by_the_column_and_its_value() -> None:
+def test_a_cell_depends_on_column_and_value() -> None:
     links = {"code": lambda row: f"/code/{row['code']}", "none": lambda _: None}
     title = "2026-01-31 06:00:00 UTC"
     cells: list[tuple[str, object, str]] = [
@@ -204,7 +208,7 @@ def test_a_cell_is_by_the_column_and_its_value() -> None:
         assert str(cell(NOW, {name: value}, name, links)) == expected.replace(">", label, 1)
 
 
-def test_a_time_of_the_last_two_days_is_an_age_with_the_time_as_its_title() -> None:
+def test_a_time_within_two_days_is_shown_as_an_age_with_the_time_as_title() -> None:
     two_days = timedelta(days=2)
     ages = {
         timedelta(0): "now",
@@ -218,7 +222,7 @@ def test_a_time_of_the_last_two_days_is_an_age_with_the_time_as_its_title() -> N
         assert text == f'<time datetime="2026-01-31T06:00:00Z" title="{title}">{shown}</time>'
 
 
-def test_a_heading_is_its_name_in_words_above_its_numbers() -> None:
+def test_a_heading_is_the_column_s_name_aligned_with_its_values() -> None:
     rows = [{"closed_at": None, "units": 1, "looked_at": 2, "ok": True}, {"closed_at": AT, "units": 2, "looked_at": 3}]
     shown = [str(heading(rows, name)) for name in ("closed_at", "units", "looked_at")]
     assert shown == [

@@ -1,4 +1,4 @@
-"""The bounding box of a geometry: exact bounds, and the narrow one across the antimeridian."""
+"""The bounding box of a geometry: exact bounds, also across the antimeridian."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_box_of_a_geometry() -> None:
         ({"type": "Polygon", "coordinates": square(170, 1, 180, 2)}, (170, 1, 180, 2)),
         (several((175, 0, 180, 2), (-180, -1, -170, 1)), (175, -1, -170, 2)),
         (several((20, 0, 180, 1), (-180, 0, 10, 1)), (20, 0, 10, 1)),
-        # Two arms of one outline reach over the antimeridian, and one of them comes back.
+        # Two parts beyond the antimeridian.
         (several((150, 0, 180, 1), (-180, 0, -160, 1), (-180, 2, -170, 3)), (150, 0, -160, 3)),
-        # Nothing at -180: no crossing, although a part ends at 180.
+        # A part ends at 180 and none begins at -180: no crossing.
         (several((170, 0, 180, 1), (-179, 0, -170, 1)), (-179, 0, 180, 1)),
-        # No longitude is free.
+        # All longitudes are covered.
         (several((-180, 0, 10, 1), (10, 2, 180, 3)), (-180, 0, 180, 3)),
         (several((-180, 0, 20, 1), (-10, 2, 180, 3)), (-180, 0, 180, 3)),
-        # Of two free ranges the wider one is left out.
+        # The wider of two uncovered ranges is outside of the box.
         (several((-180, 0, -100, 1), (-90, 0, -80, 1), (100, 0, 180, 1)), (100, 0, -80, 1)),
     ]:
         assert bounding_box(geometry) == expected
@@ -49,7 +49,7 @@ def test_box_of_a_geometry() -> None:
 
 @st.composite
 def outlines(draw: st.DrawFn) -> list[tuple[float, float]]:
-    """A convex outline of continuous longitudes, anywhere, up to nearly a turn wide."""
+    """Draw a convex outline of continuous longitudes, up to 355 degrees wide."""
     west, width = draw(st.floats(-180, 180)), draw(st.floats(0.001, 355))
     south, height = draw(st.floats(-89, 80)), draw(st.floats(0.001, 9))
     corners = draw(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=12))
@@ -64,19 +64,19 @@ def outlines(draw: st.DrawFn) -> list[tuple[float, float]]:
 @example(outline=[(179.0, 0.0), (180.0000001, 0.0), (180.0000001, 1.0), (179.0, 1.0)], decimals=6)
 @example(outline=[(-180.0, 0.0), (-170.0, 0.0), (-170.0, 1.0), (-180.0, 1.0)], decimals=6)
 @example(outline=[(170.0, 0.0), (180.0, 0.0), (180.0, 1.0), (170.0, 1.0)], decimals=6)
-def test_box_of_a_rounded_footprint_is_that_of_the_outline(outline: list[tuple[float, float]], decimals: int) -> None:
+def test_the_box_of_a_rounded_footprint_is_the_outline_s_box(outline: list[tuple[float, float]], decimals: int) -> None:
     whole = polygon_from_ring(outline)
     geometry, (west, south, east, north) = footprint(whole, decimals=decimals)
-    # Exact: each side is a coordinate of the geometry, and no coordinate lies outside.
+    # Each side is a coordinate of the geometry, and no coordinate is outside.
     shape = shapely.geometry.shape(geometry)
     points = shapely.get_coordinates(shape).tolist()
     assert {west, east} <= {longitude for longitude, _ in points}
     assert (south, north) == (shape.bounds[1], shape.bounds[3])
     assert all((west <= x <= east) if west <= east else (x >= west or x <= east) for x, _ in points)
-    # The outline itself, before it was split and rounded.
+    # Compare with the outline before it was split and rounded.
     step = 10.0**-decimals + 1e-9
     first, last = min(x for x, _ in outline), max(x for x, _ in outline)
-    # A part beyond the antimeridian that is lower than a step may be nothing when it is rounded, however wide it is.
+    # Rounding may remove a part beyond the antimeridian that is less than a step high, of any width.
     parts = [part.bounds for part in shapely.get_parts(shapely.geometry.shape(whole))]
     lost = max((right - left for left, low, right, high in parts if high - low <= 2 * step), default=0.0)
     assert (east - west) % 360 == pytest.approx(last - first, abs=2 * step + lost)

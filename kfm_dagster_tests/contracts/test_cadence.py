@@ -1,4 +1,4 @@
-"""Cadence: which hours are due, how many objects each should have, and when a pause is a silence."""
+"""Cadence: the hours that are due, their expected objects, and the time after which a product is silent."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_the_cadence_is_declared_or_follows_from_hours_and_rate() -> None:
         ({"per_hour": 96, "every_seconds": 600}, timedelta(minutes=10)),
         ({"hours": [0, 6, 12, 18]}, timedelta(hours=6)),
         ({"hours": [0]}, timedelta(days=1)),
-        # The longest pause of a day counts: between 05 and 07.
+        # The cadence is the longest pause of the day: between 05 and 07.
         ({"hours": [hour for hour in range(24) if hour % 6]}, timedelta(hours=2)),
         ({"hours": [0, 6, 12, 18], "every_seconds": 3600}, HOUR),
     ]:
         assert product(**declared).cadence == cadence
 
 
-def test_a_product_is_silent_after_two_cadences_and_its_rate_is_taken_over_four() -> None:
+def test_a_product_is_silent_after_two_cadences_and_its_rate_is_measured_over_four() -> None:
     for declared, silent_after, over, expected in [
         ({}, timedelta(minutes=20), timedelta(minutes=40), 4),
         ({"per_hour": 96, "every_seconds": 600}, timedelta(minutes=20), timedelta(minutes=40), 64),
-        # Messages come in batches: a file every 20 s is looked for by the minute.
+        # Messages come in batches: for a file every 20 s the cadence is a minute.
         ({"per_hour": 180}, timedelta(minutes=2), timedelta(minutes=4), 12),
         ({"per_hour": 49, "hours": [0, 6, 12, 18]}, timedelta(hours=12), timedelta(days=1), 4 * 49),
         ({"per_hour": 1, "hours": [0]}, timedelta(days=2), timedelta(days=4), 4),
@@ -52,31 +52,31 @@ def test_a_product_is_silent_after_two_cadences_and_its_rate_is_taken_over_four(
         assert (pace.silent_after, pace.over, pace.expected, pace.least) == (silent_after, over, expected, expected / 2)
 
 
-def test_every_contract_states_cadences_that_its_rates_agree_with(contracts: ContractRegistry) -> None:
+def test_the_cadences_of_every_contract_agree_with_its_rates(contracts: ContractRegistry) -> None:
     known = {contract.id for contract in contracts if contract.coverage is not None}
     assert known == {
         "gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "naqfc", "nexrad-l2", "nwm", "ocean", "rap", "refs", "rrfs",
         "rtma", "urma",
     }  # fmt: skip
-    found = {
-        (contract.id, one.name): one
+    products = {
+        (contract.id, entry.name): entry
         for contract in contracts
         if contract.coverage
-        for one in contract.coverage.products
+        for entry in contract.coverage.products
     }
     # Mode 6: minutes between two scenes, by the last letter of the product's name.
-    for (dataset, name), one in found.items():
+    for (dataset, name), entry in products.items():
         if dataset == "goes-abi":
-            assert one.cadence == timedelta(minutes={"F": 10, "C": 5, "M": 1}[name[-1]])
-            assert one.per_hour % (HOUR // one.cadence) == 0
-    assert found["goes-glm", "G19"].cadence == timedelta(seconds=20)
-    assert found["mrms", "precipitation rate over CONUS"].cadence == timedelta(minutes=2)
-    assert found["ocean", "analysis"].cadence == timedelta(days=1)
-    assert found["hrrr", "conus subh to 18 h"].cadence == HOUR
-    assert found["gfs", "atmosphere at 1p00"].cadence == timedelta(hours=6)
+            assert entry.cadence == timedelta(minutes={"F": 10, "C": 5, "M": 1}[name[-1]])
+            assert entry.per_hour % (HOUR // entry.cadence) == 0
+    assert products["goes-glm", "G19"].cadence == timedelta(seconds=20)
+    assert products["mrms", "precipitation rate over CONUS"].cadence == timedelta(minutes=2)
+    assert products["ocean", "analysis"].cadence == timedelta(days=1)
+    assert products["hrrr", "conus subh to 18 h"].cadence == HOUR
+    assert products["gfs", "atmosphere at 1p00"].cadence == timedelta(hours=6)
 
 
-def test_an_hour_is_due_once_it_has_settled_and_not_a_moment_before() -> None:
+def test_an_hour_is_due_once_it_has_settled() -> None:
     for late, due in [(timedelta(0), 4), (timedelta(microseconds=1), 3)]:
         coverage = Coverage(settles_after_seconds=900, products=[product()])
         at = MIDNIGHT + 4 * HOUR + timedelta(minutes=15) - late
@@ -84,9 +84,7 @@ def test_an_hour_is_due_once_it_has_settled_and_not_a_moment_before() -> None:
 
 
 @pytest.mark.parametrize(("first", "hours"), [(0, [3, 4]), (3599, [3, 4]), (3600, [4])])
-def test_a_product_is_due_from_the_hour_after_the_one_in_which_it_was_first_announced(
-    first: int, hours: list[int]
-) -> None:
+def test_a_product_is_due_from_the_hour_after_its_first_announcement(first: int, hours: list[int]) -> None:
     since = MIDNIGHT + 2 * HOUR + timedelta(seconds=first)
     due = hours_due(product(), DAY, until=MIDNIGHT + 5 * HOUR, followed_since=since)
     assert [hour.hour for hour in due] == hours
@@ -117,7 +115,7 @@ ARRIVALS = st.lists(st.tuples(st.integers(0, 23), st.sampled_from(KINDS), st.sam
     now=st.integers(0, 30 * 60),
     followed=st.none() | st.dictionaries(st.sampled_from("pqr"), st.integers(-120, 24 * 60)),
 )
-def test_what_is_missing_is_what_counting_by_hand_finds(
+def test_the_counts_by_hour_equal_an_independent_count(
     coverage: Coverage, arrivals: list[tuple[int, str, str]], now: int, followed: dict[str, int] | None
 ) -> None:
     at = MIDNIGHT + timedelta(minutes=now)
@@ -127,21 +125,21 @@ def test_what_is_missing_is_what_counting_by_hand_finds(
         for (hour, kind, band), objects in Counter(arrivals).items()
     ]
     expected = []
-    for one in coverage.products:
+    for entry in coverage.products:
         for hour in range(24):
             begin = MIDNIGHT + hour * HOUR
             settled = begin + HOUR + timedelta(seconds=coverage.settles_after_seconds) <= at
-            here = followed is None or (one.name in followed and followed[one.name] // 60 < hour)
-            of_day = one.since is None or one.since <= DAY
-            if settled and here and of_day and (not one.hours or hour in one.hours):
+            is_followed = followed is None or (entry.name in followed and followed[entry.name] // 60 < hour)
+            has_begun = entry.since is None or entry.since <= DAY
+            if settled and is_followed and has_begun and (not entry.hours or hour in entry.hours):
                 seen = sum(
                     1
                     for arrival in arrivals
                     if arrival[0] == hour
-                    and one.groups.get("kind", arrival[1]) == arrival[1]
-                    and one.groups.get("band", arrival[2]) == arrival[2]
+                    and entry.groups.get("kind", arrival[1]) == arrival[1]
+                    and entry.groups.get("band", arrival[2]) == arrival[2]
                 )
-                expected.append((one.name, begin, one.per_hour, seen))
-    found = product_hours(coverage, DAY, counts, at=at, followed=since)
-    assert [(one.product, one.hour, one.expected, one.seen) for one in found] == expected
-    assert [one.whole for one in found] == [seen >= per_hour for _, _, per_hour, seen in expected]
+                expected.append((entry.name, begin, entry.per_hour, seen))
+    hours = product_hours(coverage, DAY, counts, at=at, followed=since)
+    assert [(hour.product, hour.hour, hour.expected, hour.seen) for hour in hours] == expected
+    assert [hour.whole for hour in hours] == [seen >= per_hour for _, _, per_hour, seen in expected]

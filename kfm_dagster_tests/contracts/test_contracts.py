@@ -1,4 +1,4 @@
-"""Dataset contracts: the published schema, what is refused, what one more YAML file gives, virtual stores, OISST."""
+"""Dataset contracts: the published schema, refused contracts, a new dataset, virtual stores, OISST."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ BUILTIN = {
     if entry.name.endswith(".yaml")
 }
 HRRR = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", BUILTIN["hrrr.yaml"].partition("\nvirtual:")[0] + "\n")
-"""Without virtual stores and key values, which name groups of its key: the pattern of contracts with other keys."""
+"""HRRR's contract as a pattern for other keys: without virtual stores and key values, which name its groups."""
 CITATION = {"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition", "anchor": "section 3"}
 
 
 def changed(text: str, changes: dict[str, Any]) -> str:
-    """Contract text with dotted paths replaced; a value of None removes the key."""
+    """Return contract text with the values at dotted paths replaced; None removes the key."""
     document = yaml.safe_load(text)
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -61,13 +61,13 @@ def hrrr(**changes: Any) -> str:
 
 
 @pytest.mark.clause("OPR-13")
-def test_published_schema_is_the_models_and_takes_every_builtin_contract() -> None:
+def test_the_published_schema_is_the_model_s_and_accepts_every_builtin_contract() -> None:
     assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     validator = jsonschema_rs.Draft202012Validator(SCHEMA)
     for name in sorted(BUILTIN):
         lines = BUILTIN[name].splitlines()
-        # A contract is read as a whole; MRMS's has the codes of 122 products.
+        # A contract must stay short enough to read; MRMS's has the codes of 122 products.
         assert len(lines) < (150 if name == "mrms.yaml" else 130)
         assert max(map(len, lines)) <= 120
         document = yaml.safe_load(BUILTIN[name])
@@ -130,9 +130,9 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
 
 
 @pytest.mark.clause("OPR-13")
-def test_contradictions_inside_a_contract_are_refused() -> None:
+def test_contradictions_within_a_contract_are_refused() -> None:
     hundreds = {name: [str(number) for number in range(101)] for name in "ab"}
-    for changes, says in [
+    for changes, message in [
         ({"storage.key_grammar.pattern": "("}, "not a regular expression"),
         ({"storage.key_grammar.start": {"value": "{nope}", "format": "%Y"}}, "nope"),
         ({"storage.key_grammar.start": {"value": "{date}", "format": "%Y%m%m"}}, "twice"),
@@ -171,22 +171,22 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"metadata_extract.key_values": {"native.Ni": {"region": {}}}}, "region"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {"a": {"minimum": 1}}}}}, "minimum"),
     ]:
-        with pytest.raises(ContractError, match=says):
+        with pytest.raises(ContractError, match=message):
             parse_contract(changed(HRRR, changes), source="mine.yaml")
 
 
 @pytest.mark.clause("OPR-13")
-def test_a_dataset_that_no_topic_announces_says_how_it_is_listed() -> None:
+def test_a_dataset_without_topics_needs_a_scheduled_listing() -> None:
     text = changed(HRRR, {"notifications": None, "storage.scheduled_listing": {"every_seconds": 3600}})
     contract = parse_contract(text, source="mine.yaml")
     registry = ContractRegistry.of([contract])
     assert jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(yaml.safe_load(text))
     assert (contract.notifications.topics, registry.topics) == ([], {})
-    # A queue that somebody feeds by raw messages may still bring its objects.
+    # A queue may still announce its objects by raw messages.
     assert registry.announced == {(None, "noaa-hrrr-bdp-pds"): frozenset({"hrrr"})}
 
 
-def test_objects_are_of_the_first_day_of_what_their_keys_name() -> None:
+def test_an_object_has_the_first_day_of_its_key_s_period() -> None:
     for form, day in [("%Y%m%d", "2025-06-10"), ("%Y%j", "2025-06-10"), ("%Y%m", "2025-06-01"), ("%Y", "2025-01-01")]:
         text = hrrr(storage__key_grammar__start={"value": "{date}", "format": form})
         grammar = KeyGrammarReader(parse_contract(text, source="mine.yaml"))
@@ -208,7 +208,7 @@ def test_extension_fields_cannot_shadow_the_ledger() -> None:
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_retired_dataset_names_a_successor_that_has_a_contract_or_none() -> None:
+def test_a_retired_dataset_s_successor_must_have_a_contract() -> None:
     own, other = parse_contract(HRRR, source="own"), parse_contract(ARCHIVE, source="other")
     for successor in ["nexrad-l2", None]:
         contract = staged(own, "retired", since="2026-11-03", successor=successor)
@@ -235,7 +235,7 @@ def test_topics_and_coverage_end_on_the_day_of_the_retirement() -> None:
         assert len(ended.live_topics(date(2026, 11, day))) == number
         assert of_registry.live_topics(date(2026, 11, day)) == set(ended.live_topics(date(2026, 11, day)))
     assert len(contract.live_topics(date(2030, 1, 1))) == 1
-    # Late messages of both are still routed.
+    # Late messages of both topics are still routed.
     assert len(of_registry.topics) == 2
 
 
@@ -248,7 +248,7 @@ def test_the_retired_satellites_topics_are_not_expected(contracts: ContractRegis
 
 @pytest.mark.clause("OPR-13")
 def test_clashing_contracts_are_refused() -> None:
-    for changes, says in [
+    for changes, message in [
         ({}, "share a dataset id"),
         ({"metadata.id": "hrrr-two"}, "the same STAC collection"),
         ({"metadata.id": "hrrr-two", "stac.collection": "hrrr-two"}, "same keys"),
@@ -257,12 +257,12 @@ def test_clashing_contracts_are_refused() -> None:
             "different queues",
         ),
     ]:
-        one, two = parse_contract(HRRR, source="one"), parse_contract(changed(HRRR, changes), source="two")
-        with pytest.raises(ContractError, match=says):
-            ContractRegistry.of([one, two])
+        first, second = parse_contract(HRRR, source="one"), parse_contract(changed(HRRR, changes), source="two")
+        with pytest.raises(ContractError, match=message):
+            ContractRegistry.of([first, second])
 
 
-def test_a_deployment_follows_the_datasets_that_it_names(contracts: ContractRegistry) -> None:
+def test_a_deployment_follows_only_the_named_datasets(contracts: ContractRegistry) -> None:
     followed = contracts.only(["hrrr", "nexrad-l2"])
     assert [contract.id for contract in followed] == ["hrrr", "nexrad-l2"]
     assert list(followed.every.contracts) == list(contracts.contracts)
@@ -282,9 +282,9 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 
 
 @pytest.mark.clause("OPR-13")
-def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_is() -> None:
+def test_a_contract_of_another_s_collection_names_its_owner_and_has_its_governance() -> None:
     topic = {"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}
-    for changes, says in [
+    for changes, message in [
         ({"stac.collection_of": None}, "two contracts write the same STAC collection"),
         ({"stac.collection_of": "hrrr"}, "differs from that of the dataset"),
         ({"stac.collection_of": "nexrad-l2-chunks"}, "differs from that of the dataset"),
@@ -295,17 +295,17 @@ def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_
     ]:
         archive, hrrr_contract = parse_contract(ARCHIVE, source="archive"), parse_contract(HRRR, source="hrrr")
         chunks = parse_contract(changed(CHUNKS, changes), source="chunks")
-        if says is None:
+        if message is None:
             registry = ContractRegistry.of([archive, chunks, hrrr_contract])
             assert registry.owner(chunks) is registry.owner(archive) is archive
             assert registry.owner(hrrr_contract) is hrrr_contract
         else:
-            with pytest.raises(ContractError, match=says):
+            with pytest.raises(ContractError, match=message):
                 ContractRegistry.of([archive, chunks, hrrr_contract])
 
 
 @pytest.mark.clause("OPR-25")
-def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes_over(
+def test_a_chunk_and_its_archived_volume_share_an_item_with_precedence_for_the_volume(
     contracts: ContractRegistry,
 ) -> None:
     for site, radar in sites().items():
@@ -318,7 +318,7 @@ def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes
 
 
 @pytest.mark.clause("OPR-13")
-def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are() -> None:
+def test_a_chunk_feed_s_volume_fields_are_required_in_the_ledger() -> None:
     for field in ["site", "chunk", "kind"]:
         fields = [name for name in ("site", "volume", "chunk", "kind") if name != field]
         with pytest.raises(ContractError, match=rf"a chunk feed lack \['{field}'\]"):
@@ -329,7 +329,7 @@ def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are() -> None:
 def test_orphan_contracts_are_refused(tmp_path: Path, contracts: ContractRegistry) -> None:
     with pytest.raises(ContractError, match="bufr"):
         parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")
-    # Another reader's property, and one of no reader, which the contract cites itself.
+    # A property of another reader, and a property of no reader, with a citation in the contract.
     cited = [{"fields": ["hrrr:colour"], "volume": "Atlas", "version": "1", "anchor": "2", "kind": "P"}]
     required = ["platform", "hrrr:cycle", "hrrr:colour"]
     text = hrrr(metadata_extract__required=required, metadata_extract__citations=cited)
@@ -373,7 +373,7 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("OPR-13")
-def test_the_sets_of_a_listing_are_multiplied() -> None:
+def test_a_listing_has_every_combination_of_its_sets() -> None:
     listing = ["hrrr.%Y%m%d/{region}/hrrr.t{cycle}z.", "hrrr.%Y%m%d/%j/", "hrrr.{cycle}{region}{cycle}"]
     text = hrrr(storage__listing=listing, storage__listing_sets={"region": ["conus", "alaska"], "cycle": ["00", "12"]})
     assert parse_contract(text, source="mine.yaml").storage.day_prefixes(date(2026, 6, 1)) == [
@@ -384,7 +384,7 @@ def test_the_sets_of_a_listing_are_multiplied() -> None:
 
 
 def test_a_wrong_key_is_named_with_its_line() -> None:
-    for old, new, says in [
+    for old, new, message in [
         ("max_receive_count:", "max_recieve_count:", "unknown key 'max_recieve_count'; expected max_receive_count;"),
         ("visibility_timeout: 900", 'visibility_timeout: "900"', "queue.visibility_timeout is wrong; observed '900'"),
         ("visibility_timeout: 900", "visibility_timeout: true", "queue.visibility_timeout is wrong; observed True"),
@@ -393,10 +393,10 @@ def test_a_wrong_key_is_named_with_its_line() -> None:
         with pytest.raises(ContractError) as caught:
             parse_contract(HRRR + queue.replace(old, new), source="mine.yaml")
         assert str(caught.value).startswith(f"mine.yaml line {len(HRRR.splitlines()) + 1}: ")
-        assert says in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_text_that_is_no_contract_is_one_line() -> None:
+def test_text_that_is_not_a_contract_is_a_one_line_error() -> None:
     for text in ["", "[]", "a: [", "- 1", "null"]:
         with pytest.raises(ContractError) as caught:
             parse_contract(text, source="mine.yaml")
@@ -406,7 +406,7 @@ def test_text_that_is_no_contract_is_one_line() -> None:
 
 @pytest.mark.clause("OPR-13")
 def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractRegistry, shared_data: Path) -> None:
-    understood = 0
+    matched = 0
     for path in (shared_data / "objects").rglob("*"):
         bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
         route = contracts.route(bucket=bucket, key=key) if path.is_file() else None
@@ -416,11 +416,11 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
         assert match.start <= match.end
         prefixes = route.contract.storage.day_prefixes(match.start.date())
         assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes)
-        understood += 1
-    assert understood >= 25
+        matched += 1
+    assert matched >= 25
 
 
-def test_stamps_are_read_strictly(contracts: ContractRegistry) -> None:
+def test_times_in_keys_are_read_strictly(contracts: ContractRegistry) -> None:
     for stamp, expected in [
         ("20240600000000", datetime(2024, 2, 29, tzinfo=UTC)),
         ("20243662359599", datetime(2024, 12, 31, 23, 59, 59, 900000, tzinfo=UTC)),
@@ -428,7 +428,7 @@ def test_stamps_are_read_strictly(contracts: ContractRegistry) -> None:
         ("20240000000000", None),
         ("20243800123456", None),  # strptime reads this as day 38
         ("20240602400000", None),
-        ("20240600000600", None),  # a leap second of which datetime knows none
+        ("20240600000600", None),  # a leap second, which datetime does not support
         ("00000010000000", None),
     ]:
         key = f"ABI-L1b-RadC/2024/060/00/OR_ABI-L1b-RadC-M6C13_G19_s{stamp}_e25003652359599_c20243662359599.nc"
@@ -441,7 +441,7 @@ def test_stamps_are_read_strictly(contracts: ContractRegistry) -> None:
 
 
 @pytest.mark.clause("SEC-01")
-def test_no_pattern_lets_an_unsafe_key_through(contracts: ContractRegistry) -> None:
+def test_an_unsafe_key_matches_no_pattern(contracts: ContractRegistry) -> None:
     for key in ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\\b", "a\x00b", "a\nb", "a\u202eb", "k" * 1025]:
         assert not is_safe_key(key)
         grammar = contracts["hrrr"].storage.key_grammar.model_copy(update={"pattern": r"(?s:.*)"})
@@ -464,7 +464,7 @@ def name_of(contract: DatasetContract, file: str) -> str | None:
     return next((name for name in names if name is not None), None)
 
 
-def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) -> None:
+def test_a_virtual_store_has_one_product_band_and_sector(contracts: ContractRegistry) -> None:
     for product, hour, name in [
         ("ABI-L1b-RadM1-M6C13", "23", "G19_ABI-L1b-RadM1_C13"),
         ("ABI-L1b-RadM2-M6C02", "00", "G19_ABI-L1b-RadM2_C02_00h"),
@@ -472,12 +472,12 @@ def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) 
         ("ABI-L1b-RadC-M6C13", "06", "G19_ABI-L1b-RadC_C13_06h"),
         ("ABI-L2-MCMIPM1-M6", "06", "G19_ABI-L2-MCMIPM1"),
         ("ABI-L2-CMIPF-M6C07", "23", "G19_ABI-L2-CMIPF_C07_23h"),
-        # Finer than 2 km.
+        # Bands finer than 2 km.
         ("ABI-L2-CMIPF-M6C02", "23", None),
         ("ABI-L2-CMIPF-M6C05", "23", None),
         ("ABI-L2-MCMIPF-M6", "12", "G19_ABI-L2-MCMIPF_12h"),
         ("ABI-L2-LSTC-M6", "12", "G19_ABI-L2-LSTC"),
-        # Points, and a grid of degrees.
+        # Points, and a grid in degrees.
         ("ABI-L2-DMWF-M6C07", "12", None),
         ("ABI-L2-DSRF-M6", "12", None),
     ]:
@@ -485,7 +485,7 @@ def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) 
         assert name_of(contracts["goes-abi"], f"OR_{product}_{stamps}.nc") == name
 
 
-def test_a_name_that_is_no_file_name_is_none() -> None:
+def test_an_invalid_store_name_gives_none() -> None:
     store = VirtualStore.model_validate({**STORE, "match": {}, "name": "{name}"})
     assert store.store_of({"name": "ABI.1"}, 0) == "ABI.1"
     for bad in ("..", "a/b", "a b", "", "é", "a" * 101):
@@ -495,10 +495,10 @@ def test_a_name_that_is_no_file_name_is_none() -> None:
 def test_a_contradiction_of_virtual_stores_is_refused(contracts: ContractRegistry) -> None:
     hrrr_store = {"match": {"product": "sfc"}, "name": "{product}_{cycle}", "along": "valid_time"}
     restricted = {**contracts["goes-abi"].governance.model_dump(exclude_unset=True), "access": "restricted"}
-    for dataset, changes, why in [
+    for dataset, changes, reason in [
         *(
-            ("goes-abi", {"virtual": [{**STORE, **wrong}]}, why)
-            for wrong, why in [
+            ("goes-abi", {"virtual": [{**STORE, **wrong}]}, reason)
+            for wrong, reason in [
                 ({"name": "../{name}"}, "name"), ({"name": "a/b"}, "name"), ({"along": "a b"}, "along"),
                 ({"hours": 5}, "hours"), ({"match": {"product": "("}}, "not a regular expression"),
                 ({"other": 1}, "other"), ({"name": "{channels}"}, r"virtual \['channels'\]"),
@@ -511,7 +511,7 @@ def test_a_contradiction_of_virtual_stores_is_refused(contracts: ContractRegistr
         ("hrrr", {"virtual": [{**hrrr_store, "fields": ["TMP ("]}]}, "not a regular expression"),
         ("hrrr", {"virtual": [{**hrrr_store, "fields": ["TMP .*"]}]}, None),
     ]:  # fmt: skip
-        with nullcontext() if why is None else pytest.raises(ValidationError, match=why):
+        with nullcontext() if reason is None else pytest.raises(ValidationError, match=reason):
             DatasetContract.model_validate({**contracts[dataset].model_dump(exclude_unset=True), **changes})
 
 
@@ -519,7 +519,7 @@ DAY = date(2025, 12, 3)
 FOLDER = "data/v2.1/avhrr/202512"
 
 
-def test_a_key_is_what_it_is(contracts: ContractRegistry) -> None:
+def test_keys_of_oisst_have_their_kind(contracts: ContractRegistry) -> None:
     for key, kind in [
         (f"{FOLDER}/oisst-avhrr-v02r01.20251203.nc", KeyKind.DATA),
         (f"{FOLDER}/oisst-avhrr-v02r01.20251203_preliminary.nc", KeyKind.DATA),
@@ -542,5 +542,5 @@ def test_a_preliminary_analysis_never_overwrites_the_final_one(contracts: Contra
     assert is_older(preliminary, final)
     assert not is_older(final, preliminary)
     assert not is_older(final, final)
-    told = [one.item["properties"]["oisst:status"] for one in (preliminary, final)]
-    assert told == ["preliminary", "final"]
+    statuses = [result.item["properties"]["oisst:status"] for result in (preliminary, final)]
+    assert statuses == ["preliminary", "final"]

@@ -1,4 +1,4 @@
-"""Issues: what they say is fit for a terminal, and their repairs are those of the runbook."""
+"""Issues: printable messages, and repairs equal to the runbook's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kfm_dagster.contracts.issues import REPAIRS, Issue, Repair, Severity
 
 
 @given(message=st.text())
-def test_an_issue_says_what_it_quotes_in_printable_signs_once_and_for_all(message: str) -> None:
+def test_an_issue_s_message_is_printable_and_escaped_once(message: str) -> None:
     issue = Issue(code="time_mismatch", severity=Severity.FAILED, message=message)
     assert issue.message.isprintable()
     assert dataclasses.replace(issue) == issue
@@ -25,7 +25,7 @@ RUNBOOK = Path(__file__).resolve().parents[2] / "docs" / "runbooks" / "validatio
 LINK = re.compile(r" \(\[[^\]]*\]\([^)]*\)\)")
 
 
-def test_the_runbook_says_of_each_code_what_the_console_says() -> None:
+def test_the_runbook_has_the_console_s_repair_of_each_code() -> None:
     table = re.search(r"\| error code \|.*?\n\n", RUNBOOK.read_text(encoding="utf-8"), re.DOTALL)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()[2:] if line]
     written = {

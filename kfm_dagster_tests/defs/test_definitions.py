@@ -1,4 +1,4 @@
-"""The resolved graph against the contracts, what the UI tells of every part of it, and `dg` over the checkout."""
+"""The resolved asset graph and its descriptions, executors, and `dg` in the checkout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHAIN = {
 }
 QUEUE = ("queue",)
 BRANCH = {("nexrad_l2", "path_arrival"): ("nexrad_l2", "metadata")}
-"""Beside the chain of its dataset: no ingest waits for it."""
+"""Assets outside of the chain, which ingest runs do not include."""
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,14 @@ def test_every_dataset_has_the_whole_chain_after_the_queue(
 
 
 @pytest.mark.clause("DAG-01")
-def test_every_asset_is_lifted_from_its_dataset_s_own_op(nodes: dict[tuple[str, ...], Any]) -> None:
+def test_every_asset_is_built_from_its_dataset_s_op(nodes: dict[tuple[str, ...], Any]) -> None:
     ops = {key: node.assets_def.op.name for key, node in nodes.items() if key != QUEUE}
     assert ops == {(dataset, noun): f"{dataset}__{CHAIN.get(noun, noun)}" for dataset, noun in ops}
 
 
-def test_every_asset_says_what_it_is_and_whose(nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry) -> None:
+def test_every_asset_has_description_owners_tags_and_partitions(
+    nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry
+) -> None:
     assert nodes[QUEUE].description
     for node in (node for key, node in nodes.items() if key != QUEUE):
         contract = contracts[dataset_of(node.key)]
@@ -84,7 +86,7 @@ def test_every_asset_says_what_it_is_and_whose(nodes: dict[tuple[str, ...], Any]
 
 
 @pytest.mark.clause("DAG-08")
-def test_a_dataset_is_spelt_the_same_in_keys_groups_ops_and_jobs(
+def test_a_dataset_has_the_same_name_in_keys_groups_ops_and_jobs(
     definitions: dg.Definitions, nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry
 ) -> None:
     spelt = {slug(contract.id) for contract in contracts}
@@ -98,21 +100,23 @@ def test_a_dataset_is_spelt_the_same_in_keys_groups_ops_and_jobs(
 
 
 @pytest.mark.clause("DAG-08")
-def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: ContractRegistry, tmp_path: Path) -> None:
+def test_freshness_policies_follow_the_contracts_and_a_sample_has_none(
+    contracts: ContractRegistry, tmp_path: Path
+) -> None:
     def policies(settings: Settings) -> dict[str, Any]:
         assets = build_definitions(settings).resolve_asset_graph().asset_nodes
-        found = {node.key.path[0]: node for node in assets if node.freshness_policy is not None}
-        assert {node.key.path[-1] for node in found.values()} <= {"stac_items"}
-        return {dataset: node.freshness_policy for dataset, node in found.items()}
+        with_policy = {node.key.path[0]: node for node in assets if node.freshness_policy is not None}
+        assert {node.key.path[-1] for node in with_policy.values()} <= {"stac_items"}
+        return {dataset: node.freshness_policy for dataset, node in with_policy.items()}
 
     listed = draft(dataset="listed", like="surface-obs", bucket="listed", topic=None)
     (tmp_path / "listed.yaml").write_text(listed, encoding="utf-8")
     whole = policies(Settings(scheduled_listings=True, contracts_dir=tmp_path))
-    # Stations' objects have no usual age, and nothing comes of a retired dataset.
+    # Stations' objects have no usual age, and a retired dataset has no new objects.
     fresh = {slug(contract.id) for contract in contracts if contract.freshness and not contract.metadata.retired}
     scheduled = {slug(contract.id) for contract in contracts if contract.storage.scheduled_listing}
     assert whole.keys() == fresh | scheduled - {"surface_obs"} | {"listed"}
-    # A full disk of GOES is the latest for 15 minutes; what is listed is listed once an interval.
+    # A GOES full disk comes every 15 minutes; a listed dataset is listed once an interval.
     assert whole["goes_abi"] == dg.FreshnessPolicy.time_window(timedelta(hours=1), timedelta(minutes=30))
     assert whole["listed"].warn_window.to_timedelta() == timedelta(days=2)
     assert policies(Settings(scheduled_listings=False, contracts_dir=tmp_path)).keys() == fresh
@@ -120,37 +124,37 @@ def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: Con
 
 
 @pytest.mark.clause("DAG-08")
-def test_every_dataset_that_is_announced_has_a_schedule_that_lists_its_last_whole_day(
+def test_every_announced_dataset_has_a_schedule_for_its_last_whole_day(
     definitions: dg.Definitions, contracts: ContractRegistry
 ) -> None:
     repository = definitions.get_repository_def()
-    listing = {one.name: one for one in repository.schedule_defs if one.name.startswith("nodd_list_")}
+    listing = {item.name: item for item in repository.schedule_defs if item.name.startswith("nodd_list_")}
     announced = {contract.id for contract in contracts if contract.storage.scheduled_listing is None}
     assert listing.keys() == {f"nodd_list_{slug(dataset)}" for dataset in announced}
     for schedule in listing.values():
         assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
         assert schedule.job_name == f"ingest_{schedule.name.removeprefix('nodd_list_')}"
 
-    def asked(name: str, at: datetime) -> Any:
+    def tick(name: str, at: datetime) -> Any:
         context = dg.build_schedule_context(scheduled_execution_time=at, repository_def=repository)
         return listing[name].evaluate_tick(context)
 
     at = datetime(2025, 12, 4, 6, 40, tzinfo=UTC)
-    [goes] = asked("nodd_list_goes_abi", at).run_requests
+    [goes] = tick("nodd_list_goes_abi", at).run_requests
     assert (goes.partition_key, goes.run_key) == ("2025-12-03", "2025-12-03")
-    # A record of the ocean is expected three days after its day.
-    [ocean] = asked("nodd_list_ocean", at).run_requests
+    # The ocean's object is expected three days after its day.
+    [ocean] = tick("nodd_list_ocean", at).run_requests
     assert ocean.partition_key == "2025-11-30"
-    early = asked("nodd_list_goes_abi", datetime(1995, 1, 1, tzinfo=UTC))
+    early = tick("nodd_list_goes_abi", datetime(1995, 1, 1, tzinfo=UTC))
     assert (early.run_requests, "kfm backfill" in early.skip_message) == ([], True)
 
 
 @pytest.mark.clause("DAG-08")
-def test_runs_of_a_dataset_are_found_by_one_tag(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
+def test_runs_of_a_dataset_have_its_tag(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
     for contract in contracts:
         job = definitions.resolve_job_def(f"ingest_{slug(contract.id)}")
-        found = {name: value for name, value in job.tags.items() if name.startswith("kfm/")}
-        assert found == {"kfm/lane": "bulk", f"kfm/dataset.{contract.id}": "yes"}
+        tags = {name: value for name, value in job.tags.items() if name.startswith("kfm/")}
+        assert tags == {"kfm/lane": "bulk", f"kfm/dataset.{contract.id}": "yes"}
 
 
 @pytest.mark.clause("DAG-08")
@@ -166,16 +170,16 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
     assert [each.name for each in named if not each.description] == []
 
 
-def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definitions) -> None:
+def test_ingest_jobs_do_not_include_assets_outside_of_the_chain(definitions: dg.Definitions) -> None:
     jobs = ("ingest", "path_arrival", "feed_gaps")
-    made = {name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in jobs}
+    selected = {name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in jobs}
     branch = {dg.AssetKey(list(key)) for key in BRANCH}
-    assert made["ingest"] & branch == set()
-    assert made["path_arrival"] == branch
-    assert made["feed_gaps"] == set()
+    assert selected["ingest"] & branch == set()
+    assert selected["path_arrival"] == branch
+    assert selected["feed_gaps"] == set()
 
 
-def test_a_wrong_card_refuses_the_code_location_with_file_and_line(tmp_path: Path) -> None:
+def test_a_wrong_card_is_refused_with_file_and_line(tmp_path: Path) -> None:
     for name, text in Card.load().files.items():
         (tmp_path / name).write_bytes(text.replace(b"unlocked: restrict", b"unlocked: ignore"))
     with pytest.raises(CardError, match=r"state_machine.yaml line \d+: clock.unlocked is wrong"):
@@ -183,27 +187,25 @@ def test_a_wrong_card_refuses_the_code_location_with_file_and_line(tmp_path: Pat
 
 
 LOAD = "import sys, kfm_dagster.definitions as code; code.defs(); print(*sys.modules)"
-MOST_MODULES = 2_200
-"""Dagster alone imports 880, and 460 more for its storages."""
+MAX_MODULES = 2_200
+"""Dagster imports 880 modules, and 460 more for its storages."""
 
 
-def test_loading_imports_no_library_that_only_a_few_runs_use() -> None:
+def test_loading_does_not_import_libraries_of_few_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
     modules = set(done.stdout.split())
     assert not {"dask", "duckdb", "jinja2", "matplotlib", "pandas", "pint", "pystac"} & modules
-    assert len(modules) < MOST_MODULES
+    assert len(modules) < MAX_MODULES
 
 
-def test_definitions_are_assembled_again_only_when_an_input_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_definitions_are_rebuilt_only_after_an_input_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contracts, home = tmp_path / "contracts", tmp_path / "home"
     contracts.mkdir()
     monkeypatch.setenv("KFM_CONTRACTS_DIR", str(contracts))
     monkeypatch.setenv("KFM_HOME", str(home))
-    kept = [defs()]
+    built = [defs()]
     migrated_sqlite(home / "kfm.db")
     database = Database.open(Settings.load().database_url)
 
@@ -223,16 +225,18 @@ def test_definitions_are_assembled_again_only_when_an_input_has_changed(
         lambda: monkeypatch.setenv("KFM_SENSOR_INTERVAL_SECONDS", "9"),
         lambda: monkeypatch.setenv("KFM_DATASETS", "hrrr, goes-abi"),
     ):
-        assert defs() is kept[-1]
+        assert defs() is built[-1]
         change()
-        kept.append(defs())
-        assert kept[-1] not in kept[:-1], change
-    groups = {node.group_name for node in kept[-1].resolve_asset_graph().asset_nodes}
+        built.append(defs())
+        assert built[-1] not in built[:-1], change
+    groups = {node.group_name for node in built[-1].resolve_asset_graph().asset_nodes}
     assert groups == {"queue", "hrrr", "goes_abi"}
     database.dispose()
 
 
-def test_assembling_opens_no_connection_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_definitions_opens_no_connection_and_writes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError(f"connects to {arguments[1:]}")
 
@@ -261,7 +265,10 @@ def test_dg_lists_and_checks_every_definition(contracts: ContractRegistry, tmp_p
 
     assert "All definitions loaded successfully" in dg("check", "defs")
     listed = json.loads(dg("list", "defs", "--json"))
-    assert {asset["group_name"] for asset in listed["assets"]} == {"queue", *(slug(one.id) for one in contracts)}
+    assert {asset["group_name"] for asset in listed["assets"]} == {
+        "queue",
+        *(slug(contract.id) for contract in contracts),
+    }
     assert {"ingest", "replay", "retention"} <= {job["name"] for job in listed["jobs"]}
     assert {"nodd_messages", "nodd_ledger"} <= {sensor["name"] for sensor in listed["sensors"]}
 
@@ -269,7 +276,7 @@ def test_dg_lists_and_checks_every_definition(contracts: ContractRegistry, tmp_p
 ADDRESS = "redis://:s3cr3t-word@broker.example:6379/0"
 
 
-def test_a_run_does_its_own_steps_unless_a_broker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_run_in_process_unless_a_broker_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_executor(Settings.load()) is dg.in_process_executor
     monkeypatch.setenv(BROKER, ADDRESS)
     jobs = build_definitions(Settings.load()).get_repository_def().get_all_jobs()
@@ -291,7 +298,7 @@ def test_executor_and_workers_agree_and_the_executor_shows_no_password(monkeypat
     assert "s3cr3t" not in repr(settings)
 
 
-def test_a_worker_without_a_broker_is_one_line() -> None:
+def test_a_worker_without_a_broker_is_a_one_line_error() -> None:
     command = [sys.executable, "-m", "kfm_dagster.defs.celery_worker"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == ExitCode.USAGE
@@ -300,7 +307,7 @@ def test_a_worker_without_a_broker_is_one_line() -> None:
     ]
 
 
-def test_a_broker_without_the_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_the_extra_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BROKER, ADDRESS)
     for module in ("dagster_celery", "dagster_celery.executor"):
         monkeypatch.setitem(sys.modules, module, None)

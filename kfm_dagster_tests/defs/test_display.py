@@ -1,4 +1,4 @@
-"""What a materialisation shows, from batches made by hand."""
+"""The metadata of materialisations, for synthetic batches."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
 
 
 @pytest.mark.clause("DAG-11")
-def test_a_day_is_one_sentence_that_begins_with_what_needs_care() -> None:
+def test_a_day_is_one_sentence_that_begins_with_the_failures() -> None:
     days: list[tuple[dict[Status, int], str]] = [
         ({}, "empty: nothing of this day is known"),
         ({Status.SUCCEEDED: 2}, "2 of 2 succeeded"),
@@ -121,14 +121,14 @@ def test_a_day_is_one_sentence_that_begins_with_what_needs_care() -> None:
     for counts, sentence in days:
         day = DayReport(counts={**dict.fromkeys(Status, 0), **counts}, failing={})
         shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, settings=SETTINGS)
-        # Whatever the run did.
+        # The day's sentence does not depend on the run.
         assert list(shown.items())[1] == ("day", sentence)
         assert {status: shown[f"day_{status}"] for status in Status} == day.counts
         assert (shown["day_units"], shown["run_units"]) == (sum(counts.values()), 0)
 
 
 @pytest.mark.clause("DAG-08")
-def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_a_click() -> None:
+def test_the_outcome_comes_first_and_all_hashes_are_in_the_evidence() -> None:
     units = [finished(envelope(0)), envelope(1, integrity=Integrity(status=CheckStatus.OK), metadata=TRUNCATED)]
     worked = batch(units, checks=2, failed=1)
     account = NodeAccount(
@@ -141,7 +141,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
         took={"seconds": 1.5},
     )
     shown = stage_metadata("metadata", worked, day=DAY, settings=SETTINGS, account=account)
-    # Numbers after what a person reads, and the evidence last.
+    # Texts first, then numbers, and the evidence last.
     first = ["outcome", "forced", "day", "failing_units", "in_console", "all_in_console", "footprints"]
     assert list(shown)[: len(first)] == first
     assert list(shown)[-2:] == ["seconds", "evidence"]
@@ -157,7 +157,7 @@ def test_a_page_leads_with_the_outcome_and_hides_every_hash_in_one_table_behind_
 
 
 @pytest.mark.clause("DAG-08")
-def test_failing_units_lead_to_the_console_as_many_as_the_page_shows_in_place() -> None:
+def test_failing_units_are_linked_to_the_console_up_to_the_page_s_limit() -> None:
     units = [envelope(number, integrity=MISSING) for number in range(MAX_TABLE_ROWS + 1)]
     worked = batch(units, checks=len(units), failed=len(units))
     shown = stage_metadata("integrity", worked, day=DAY, settings=SETTINGS)
@@ -180,17 +180,17 @@ def test_failing_units_lead_to_the_console_as_many_as_the_page_shows_in_place() 
 
 
 @pytest.mark.clause("DAG-11")
-def test_a_page_says_that_units_are_at_work_no_longer_than_it_holds() -> None:
-    def said(noun: str, day: DayReport) -> Any:
+def test_units_in_progress_are_marked_as_of_the_step_s_end() -> None:
+    def day_of(noun: str, day: DayReport) -> Any:
         return stage_metadata(noun, batch([], checks=0, failed=0), day=day, settings=SETTINGS)["day"]
 
-    assert said("ledger", DAY) == "3 quarantined, 2 in progress; 40 of 45 succeeded"
-    assert said("metadata", DAY) == f"{said('ledger', DAY)} when this step ended; final: asset ledger"
+    assert day_of("ledger", DAY) == "3 quarantined, 2 in progress; 40 of 45 succeeded"
+    assert day_of("metadata", DAY) == f"{day_of('ledger', DAY)} when this step ended; final: asset ledger"
     ended = DayReport(counts={**DAY.counts, Status.IN_PROGRESS: 0}, failing={})
-    assert said("metadata", ended) == said("ledger", ended)
+    assert day_of("metadata", ended) == day_of("ledger", ended)
 
 
-def test_an_empty_batch_shows_counts_and_no_picture_and_a_catalog_in_a_bucket_as_a_link() -> None:
+def test_an_empty_batch_has_counts_without_picture_and_a_public_catalog_is_a_link() -> None:
     public = Settings(catalog_url="https://catalog.example/root/")
     shown = stage_metadata("stac_items", batch([], checks=0, failed=0), day=DAY, settings=public)
     assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
@@ -205,7 +205,7 @@ def test_an_empty_batch_shows_counts_and_no_picture_and_a_catalog_in_a_bucket_as
         max_size=5,
     )
 )
-def test_every_outline_lies_inside_the_picture(corners: list[tuple[float, float, float, float]]) -> None:
+def test_every_outline_is_within_the_picture(corners: list[tuple[float, float, float, float]]) -> None:
     picture = drawn(footprint_map([box(west, south, west + dx, south + dy) for west, south, dx, dy in corners]))
     height = float(picture.attrib["height"])
     for outline in outlines(picture):
@@ -218,12 +218,12 @@ def test_a_footprint_over_the_antimeridian_is_one_outline() -> None:
     east, west = box(170, 10, 180, 20), box(-180, 10, -150, 20)
     halves = {"type": "MultiPolygon", "coordinates": [east["coordinates"], west["coordinates"]]}
     [whole] = outlines(drawn(footprint_map([halves])))
-    # Of its place and size as one box would be that needs no cut.
+    # It has position and size of one box that does not cross the antimeridian.
     assert set(whole) == set(outlines(drawn(footprint_map([box(-160, 10, -120, 20)])))[0])
 
 
 def land_around(longitude: float, latitude: float) -> bool:
-    """Whether the middle of a map is land; all of it is, or none."""
+    """Return whether the middle of a map is land, for places with only land or only sea."""
     picture = drawn(footprint_map([box(longitude - 0.2, latitude - 0.2, longitude + 0.2, latitude + 0.2)]))
     land = picture.findall("{*}g[@transform]/{*}path")[0].attrib["d"]
     steps = [int(number) for number in re.findall(r"-?\d+", land)]
@@ -231,19 +231,19 @@ def land_around(longitude: float, latitude: float) -> bool:
     return bool(corners) and shapely.Polygon(corners).covers(shapely.Point(WIDTH, float(picture.attrib["height"])))
 
 
-def test_footprints_lie_over_land_and_sea_and_a_map_of_the_world_takes_few_bytes() -> None:
-    # Kansas; Siberia east of the antimeridian, as each of its names; the South Pole; seas.
+def test_land_is_drawn_below_footprints_and_the_documents_pictures_are_current() -> None:
+    # Kansas; Siberia beyond the antimeridian by both longitudes; the South Pole; seas.
     for land in ((-98, 38.5), (-176, 67), (184, 67), (30, -88)):
         assert land_around(*land), land
     for sea in ((-150, 20), (-90, 26)):
         assert not land_around(*sea), sea
-    # As in the documents: the world, and countries with states.
+    # The pictures of the documents: the world, and countries with states.
     for name, corners in (("gefs", (-180, -90, 180, 90)), ("mrms", (-129.995, 20.005, -60.005, 54.995))):
         shown = ET.parse(PICTURES / f"{name}.svg").getroot()
         assert ET.tostring(drawn(footprint_map([box(*corners)]))) == ET.tostring(shown), name
 
 
-def test_equal_footprints_are_drawn_once_and_many_are_bounded() -> None:
+def test_equal_footprints_are_drawn_once_and_their_number_is_bounded() -> None:
     assert len(outlines(drawn(footprint_map([box(0, 0, 1, 1)] * 3)))) == 1
     many = footprint_map([box(number / 10, 0, number / 10 + 1, 1) for number in range(MAX_OUTLINES + 50)])
     assert len(outlines(drawn(many))) == MAX_OUTLINES
@@ -255,7 +255,7 @@ def test_a_place_without_extent_is_a_dot() -> None:
     picture = drawn(footprint_map([{"type": "Point", "coordinates": [9, 20]}, points, box(9, 20, 11, 21)]))
     dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in picture.iterfind("{*}g[@fill]/{*}circle")]
     [outline] = outlines(picture)
-    # West to east and south to north: two of them are corners of the box.
+    # The first and the last dot are corners of the box.
     assert dots == [
         min(outline, key=lambda point: (point[0], -point[1])),
         dots[1],

@@ -1,4 +1,4 @@
-"""Old runs of a real Dagster instance, on SQLite and on PostgreSQL: what nothing needs goes, with events and logs."""
+"""Old runs of a Dagster instance, on SQLite and PostgreSQL: unneeded runs are deleted with events and logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.clause("BEY-10")
 DAYS = ("2025-12-03", "2025-12-04")
 PARTITIONS = dg.StaticPartitionsDefinition(list(DAYS))
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
-"""A moment before which every run has ended."""
+"""A time after the end of every run."""
 
 
 @dg.asset(partitions_def=PARTITIONS)
@@ -50,7 +50,7 @@ Ran = Callable[..., str]
 def instance(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
-    """An instance as a deployment has it."""
+    """Open an instance as in a deployment."""
     home = tmp_path / "dagster"
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     if request.param == "postgresql":
@@ -63,7 +63,7 @@ def instance(
 
 @pytest.fixture
 def bench(tmp_path: Path, contracts: Any) -> Iterator[Bench]:
-    """The ledger beside it."""
+    """Open the ledger."""
     database = Database.open(migrated_sqlite(tmp_path / "kfm.db"))
     yield make_bench(database, contracts)
     database.dispose()
@@ -81,14 +81,14 @@ def ran(instance: dg.DagsterInstance) -> Ran:
     return run
 
 
-def going(instance: dg.DagsterInstance, bench: Bench, before: datetime = FAR) -> set[str]:
-    """The runs that retention would remove."""
+def removable(instance: dg.DagsterInstance, bench: Bench, before: datetime = FAR) -> set[str]:
+    """Return the runs that retention would remove."""
     runs = OldRuns(instance=instance, database=bench.database)
     return {run_id for batch in runs.batches(before) for run_id in batch.removable}
 
 
 def has_events(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Tell whether anything of a run's events is left; on SQLite they are a file, and rows of an index."""
+    """Return whether any event of a run is left; on SQLite events are in a file and in an index."""
     folder = Path(instance.root_directory, "history", "runs")
     if folder.is_dir():
         with closing(sqlite3.connect(folder / "index.db")) as connection:
@@ -103,17 +103,17 @@ def remove(instance: dg.DagsterInstance, bench: Bench) -> None:
         runs.remove(batch)
 
 
-def test_a_run_goes_once_it_ended_before_and_not_at_the_moment(
+def test_only_a_run_that_ended_before_the_limit_is_removed(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran
 ) -> None:
     first, _ = ran(), ran()
     [record] = instance.get_run_records(dg.RunsFilter(run_ids=[first]))
     ended = datetime.fromtimestamp(record.end_time, UTC)
-    assert going(instance, bench, ended) == set()
-    assert going(instance, bench, ended + timedelta(milliseconds=1)) == {first}
+    assert removable(instance, bench, ended) == set()
+    assert removable(instance, bench, ended + timedelta(milliseconds=1)) == {first}
 
 
-def test_a_run_goes_with_its_events_and_logs_and_the_newest_of_its_day_stays(
+def test_a_run_is_removed_with_events_and_logs_but_not_the_newest_of_its_day(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran, tmp_path: Path
 ) -> None:
     first, second, other = ran(), ran(), ran(day=DAYS[1])
@@ -130,26 +130,26 @@ def test_a_run_goes_with_its_events_and_logs_and_the_newest_of_its_day_stays(
     assert {run.run_id for run in instance.get_runs()} == {second, other}
 
 
-def test_the_run_of_an_assets_newest_materialisation_stays(
+def test_the_run_of_an_asset_s_newest_materialisation_is_kept(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran
 ) -> None:
     whole, footprint, granule = ran(), ran(footprints), ran(granules)
-    assert going(instance, bench) == {whole}
+    assert removable(instance, bench) == {whole}
     remove(instance, bench)
     assert {run.run_id for run in instance.get_runs()} == {footprint, granule}
 
 
-def test_the_newest_run_of_a_day_stays_whatever_it_made(instance: dg.DagsterInstance, bench: Bench, ran: Ran) -> None:
+def test_the_newest_run_of_a_day_is_kept_even_if_it_failed(
+    instance: dg.DagsterInstance, bench: Bench, ran: Ran
+) -> None:
     ran()
     tags = {"dagster/partition": DAYS[0]}
     instance.add_run(dg.DagsterRun(job_name="ingest", tags=tags, status=dg.DagsterRunStatus.FAILURE))
-    assert going(instance, bench) == set()
+    assert removable(instance, bench) == set()
 
 
 @pytest.mark.parametrize("status", ["pending", "in_progress", "failed"])
-def test_a_run_of_an_unsettled_unit_stays_at_any_age(
-    instance: dg.DagsterInstance, bench: Bench, ran: Ran, status: str
-) -> None:
+def test_a_run_of_an_unsettled_unit_is_kept(instance: dg.DagsterInstance, bench: Bench, ran: Ran, status: str) -> None:
     first, _ = ran(), ran()
     unit = envelope()
     bench.ledger.ensure([unit])
@@ -161,13 +161,13 @@ def test_a_run_of_an_unsettled_unit_stays_at_any_age(
         bench.ledger.retry_due(now=bench.clock(), limit=1)
     [record] = bench.ledger.find()
     assert (record.status, record.ingest_run_id) == (status, first)
-    assert going(instance, bench) == set()
+    assert removable(instance, bench) == set()
     if status == "in_progress":
         bench.ledger.settle([finished(claimed)], run_id=first)
-        assert going(instance, bench) == {first}
+        assert removable(instance, bench) == {first}
 
 
-def test_a_run_that_is_not_over_is_never_touched_nor_the_run_that_it_does_again(
+def test_an_unfinished_run_and_the_run_that_it_repeats_are_kept(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran
 ) -> None:
     first, second, _ = ran(), ran(), ran()
@@ -176,29 +176,27 @@ def test_a_run_that_is_not_over_is_never_touched_nor_the_run_that_it_does_again(
         job_name="ingest", root_run_id=first, parent_run_id=first, tags=tags, status=dg.DagsterRunStatus.STARTED
     )
     instance.add_run(again)
-    assert going(instance, bench) == {second}
+    assert removable(instance, bench) == {second}
 
 
-def test_who_is_killed_in_the_middle_of_a_run_goes_on_with_it(
+def test_an_interrupted_removal_is_completed_by_the_next(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = {ran(), ran()}
+    interrupted = {ran(), ran()}
     last = ran()
     monkeypatch.setattr(run_storage, "BATCH", 1)
     with monkeypatch.context() as dying:
         dying.setattr(type(instance.run_storage), "delete_run", Mock(side_effect=CrashError))
         with pytest.raises(CrashError):
             remove(instance, bench)
-    assert gone <= {run.run_id for run in instance.get_runs()}
+    assert interrupted <= {run.run_id for run in instance.get_runs()}
     remove(instance, bench)
     assert {run.run_id for run in instance.get_runs()} == {last}
-    assert not any(has_events(instance, run_id) for run_id in gone)
+    assert not any(has_events(instance, run_id) for run_id in interrupted)
 
 
-def test_the_next_run_of_a_day_is_named_after_none_that_is_there(
-    instance: dg.DagsterInstance, bench: Bench, ran: Ran
-) -> None:
-    """A run_key that is there asks for nothing: counted, the runs of a day would have been as many once before."""
+def test_the_next_run_of_a_day_has_an_unused_run_key(instance: dg.DagsterInstance, bench: Bench, ran: Ran) -> None:
+    """Dagster ignores a request with a used run_key; a count of the day's runs could repeat after a deletion."""
     named = set()
     for _ in range(3):
         named.add(newest_run(instance, DAYS[0]))

@@ -1,4 +1,4 @@
-"""The web server of the Dagster UI over loopback: what a page of another site sends is refused, and changes nothing."""
+"""The Dagster UI's web server: requests from pages of other sites are refused and change nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Served:
         return f"127.0.0.1:{self.port}"
 
     def ask(self, path: str, *, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
-        """Status and text; the text of a refusal has one line."""
+        """Send a request and return status and text."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=HANG_SECONDS)
         try:
             connection.request(method, path, body=body, headers=headers)
@@ -53,13 +53,13 @@ class Served:
             connection.close()
 
     def limits(self) -> set[str]:
-        """What mutations have changed."""
+        """Return the limits that mutations have set."""
         status, text = self.ask("/graphql", method="POST", body=json.dumps({"query": LIMITS}), **JSON)
         assert status == 200, text
-        return {one["concurrencyKey"] for one in json.loads(text)["data"]["instance"]["concurrencyLimits"]}
+        return {limit["concurrencyKey"] for limit in json.loads(text)["data"]["instance"]["concurrencyLimits"]}
 
     def subscribe(self, query: str, **headers: str) -> dict[str, Any]:
-        """The answer to an operation over a WebSocket. Raises InvalidStatus where it is not opened."""
+        """Return the answer to an operation over a WebSocket. Raises InvalidStatus if it is refused."""
         origin = headers.pop("Origin", None)
         with connect(
             f"ws://{self.host}/graphql",
@@ -84,21 +84,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             [sys.executable, *command], cwd=home, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        found = Served(port=port)
+        server = Served(port=port)
         deadline = time.monotonic() + HANG_SECONDS
         while time.monotonic() < deadline:
             with suppress(OSError):
-                if found.ask("/server_info")[0] == 200:
+                if server.ask("/server_info")[0] == 200:
                     break
             assert process.poll() is None, (home / "log").read_text()
             time.sleep(0.2)
-        yield found
+        yield server
     finally:
         process.terminate()
         process.wait(timeout=HANG_SECONDS)
 
 
-def test_a_mutation_by_anything_but_json_or_from_another_site_changes_nothing(served: Served) -> None:
+def test_a_mutation_without_json_or_from_another_site_is_refused(served: Served) -> None:
     def document(name: str) -> str:
         return json.dumps({"query": MUTATION % name})
 
@@ -117,33 +117,33 @@ def test_a_mutation_by_anything_but_json_or_from_another_site_changes_nothing(se
         ),
         "GraphQL": (415, "POST", "/graphql", MUTATION % "x", {"Content-Type": "application/graphql"}),
         "another origin": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "https://evil.example"}),
-        "no origin's": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "null"}),
+        "a null origin": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "null"}),
         "another port": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "http://127.0.0.1:1"}),
         "another site": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site"}),
         "another port of it": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "same-site"}),
         "a form that a person sends": (
             403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site", **NAVIGATION},
         ),
-        "a name that leads here": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "evil.example"}),
-        "a name like ours": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "localhost.evil.example"}),
+        "another host name": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "evil.example"}),
+        "a name with our prefix": (400, "POST", "/graphql", document("x"), {**JSON, "Host": "localhost.evil.example"}),
         "an asset": (415, "POST", "/report_asset_materialization/a", None, {}),
     }  # fmt: skip
     for name, (status, method, path, body, headers) in refused.items():
-        answered, text = served.ask(path, method=method, body=body, **headers)
-        assert (answered, text.count("\n")) == (status, 1), (name, text)
+        actual, text = served.ask(path, method=method, body=body, **headers)
+        assert (actual, text.count("\n")) == (status, 1), (name, text)
     assert served.limits() == set()
-    taken: dict[str, Headers] = {
+    accepted: dict[str, Headers] = {
         "program": {},
         "page": {"Origin": own, "Sec-Fetch-Site": "same-origin"},
         "proxied": {"Host": "dagster.example.org", "Origin": "https://dagster.example.org"},
         "typed": {"Host": f"LOCALHOST:{served.port}", "Content-Type": "application/json; charset=utf-8"},
     }
-    for name, headers in taken.items():
+    for name, headers in accepted.items():
         assert served.ask("/graphql", method="POST", body=document(name), **{**JSON, **headers})[0] == 200, name
-    assert served.limits() == set(taken)
+    assert served.limits() == set(accepted)
 
 
-def test_a_page_of_another_site_leads_here_and_shows_nothing_of_it(served: Served) -> None:
+def test_a_page_of_another_site_may_link_to_the_ui_but_not_embed_it(served: Served) -> None:
     elsewhere = {"Sec-Fetch-Site": "cross-site"}
     shown: dict[str, tuple[int, Headers]] = {
         "typed": (200, {"Sec-Fetch-Site": "none", **NAVIGATION}),
@@ -151,8 +151,8 @@ def test_a_page_of_another_site_leads_here_and_shows_nothing_of_it(served: Serve
         "in a frame": (403, {**elsewhere, **NAVIGATION, "Sec-Fetch-Dest": "iframe"}),
         "fetched": (403, {**elsewhere, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}),
         "asked by a script": (403, {"Origin": "https://evil.example"}),
-        "a name that leads here": (400, {"Host": "evil.example"}),
-        "a host of no form": (400, {"Host": "localhost@evil.example"}),
+        "another host name": (400, {"Host": "evil.example"}),
+        "a malformed host": (400, {"Host": "localhost@evil.example"}),
         "a probe of an orchestrator": (200, {"Host": "10.0.0.7:3000"}),
         "the same over IPv6": (200, {"Host": "[fd00::7]:3000"}),
     }
@@ -160,7 +160,7 @@ def test_a_page_of_another_site_leads_here_and_shows_nothing_of_it(served: Serve
         assert served.ask("/runs", **headers)[0] == status, name
 
 
-def test_a_websocket_is_opened_by_a_page_of_this_server_alone_and_takes_no_mutation(served: Served) -> None:
+def test_a_websocket_is_opened_only_by_own_pages_and_refuses_mutations(served: Served) -> None:
     before = served.limits()
     for headers in (
         {"Origin": "https://evil.example"},
@@ -174,7 +174,7 @@ def test_a_websocket_is_opened_by_a_page_of_this_server_alone_and_takes_no_mutat
     assert served.limits() == before
 
 
-def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_a_one_line_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kfm_dagster.defs.web_server", "--empty-workspace"],
         env=os.environ | {"DAGSTER_HOME": str(tmp_path), "KFM_ALLOWED_HOSTS": "https://dagster.example.org"},
@@ -187,14 +187,14 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     assert "KFM_ALLOWED_HOSTS" in done.stderr
 
 
-def test_every_shipped_way_of_serving_starts_it() -> None:
+def test_every_shipped_deployment_starts_this_web_server() -> None:
     deploy = Path(__file__).resolve().parents[2] / "deploy"
     compose = yaml.safe_load((deploy / "compose" / "compose.yaml").read_text(encoding="utf-8"))["services"]["webserver"]
     task = yaml.safe_load((deploy / "ecs" / "task-definition.yaml").read_text(encoding="utf-8"))
     [ecs] = [container for container in task["containerDefinitions"] if container["name"] == "webserver"]
     for service in (compose, ecs):
         assert service["command"][:3] == ["python", "-m", "kfm_dagster.defs.web_server"]
-    # Dagster's chart starts `dagster-webserver`, which is this in our image.
+    # Dagster's chart starts `dagster-webserver`, which is this script in our image.
     script = (deploy / "image" / "dagster-webserver").read_text(encoding="utf-8")
     assert script.splitlines()[1:] == ['exec /opt/kfm/bin/python -m kfm_dagster.defs.web_server "$@"']
     installed = "RUN install --mode=0755 deploy/image/dagster-webserver /opt/kfm/bin/dagster-webserver"

@@ -1,7 +1,7 @@
-"""Documents that are typed into a shell as they are written: their commands, and a shell to run them in.
+"""Run the commands of documents in a shell.
 
-A command is a line `$ ...` of a `console` block (continued by `\\`, or by a here-document); what follows it is what a
-reader sees, and is not compared. A command that ends otherwise than with 0 says so: `# exits 3`.
+A command is a line `$ ...` of a `console` block, continued by `\\` or a here-document; output after it is not
+compared. A comment `# exits 3` states another exit code than 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _EXITS = re.compile(r"#\s*exits (\d+)\s*$")
 
 @dataclass(frozen=True)
 class Command:
-    """One command, and the exit code that the document promises."""
+    """A command, and its exit code by the document."""
 
     text: str
     exits: int = 0
 
 
 def commands(document: str) -> Iterator[Command]:
-    """The commands of a document, in order."""
+    """Yield the commands of a document, in order."""
     for block in _BLOCK.findall(document):
         lines = iter(block.splitlines())
         for line in lines:
@@ -47,10 +47,10 @@ def commands(document: str) -> Iterator[Command]:
             yield Command(_EXITS.sub("", text).rstrip(), int(exits[1]) if exits else 0)
 
 
-def script(found: Sequence[Command]) -> str:
-    """One script of all commands, which ends with 99 at the first that does not end as it should."""
+def script(listed: Sequence[Command]) -> str:
+    """Return a script of all commands, which exits with 99 at the first unexpected exit code."""
     steps = [
-        f"say {number}; {command.text}\nended $? {command.exits} {number}" for number, command in enumerate(found, 1)
+        f"say {number}; {command.text}\nended $? {command.exits} {number}" for number, command in enumerate(listed, 1)
     ]
     return "\n".join(
         [
@@ -61,13 +61,13 @@ def script(found: Sequence[Command]) -> str:
     )
 
 
-def told(found: Sequence[Command], output: str) -> str:
-    listed = "\n".join(f"[{number}] {command.text}" for number, command in enumerate(found, 1))
-    return f"{listed}\n--- output ---\n{output}"
+def transcript(listed: Sequence[Command], output: str) -> str:
+    lines = "\n".join(f"[{number}] {command.text}" for number, command in enumerate(listed, 1))
+    return f"{lines}\n--- output ---\n{output}"
 
 
 def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a shell has in which somebody types: this process's variables without settings, and the given ones."""
+    """Return a shell's environment: this process's variables without settings, and the given variables."""
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
     }
@@ -89,8 +89,8 @@ def session(
     stdin: int = subprocess.DEVNULL,
     end: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command as the head of a session, which ends with the block, background jobs and all."""
-    # A file, not a pipe: a background job would keep a pipe open after the command has ended.
+    """Run a command as the head of a session, which is ended with its background jobs after the block."""
+    # A file, because a background job would keep a pipe open after the command has ended.
     with (
         log.open("wb") as output,
         subprocess.Popen(

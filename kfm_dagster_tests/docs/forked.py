@@ -1,7 +1,7 @@
-"""`kfm` and `python` for documents that are typed: each command is a fork of one process that has imported everything.
+"""`kfm` and `python` for the documents' commands, as forks of a process that has imported everything.
 
-Two of the three CPU seconds of a command are imports. What forks is `serve`; what a shell starts is a small client that
-hands over its arguments, folder, environment and streams, passes signals on, and ends as the command did.
+Imports take two of a command's three CPU seconds. `serve` forks; the shell starts a small client that sends its
+arguments, folder, environment and streams, forwards signals, and exits with the command's code.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
-    handed = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(server, [len(handed).to_bytes(4, "big")], [0, 1, 2])
-    server.sendall(handed)
+    received = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(received).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(received)
     child = int(server.recv(16))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(child, number))
@@ -37,7 +37,7 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextmanager
 def commands_of_forks(folder: Path) -> Iterator[str]:
-    """Serve `kfm` and `python` below a folder; the value is the PATH that has them."""
+    """Serve `kfm` and `python` below a folder; yield the PATH that has them."""
     address = folder / "forks.sock"
     for name in ("kfm", "python"):
         client = folder / name
@@ -46,7 +46,7 @@ def commands_of_forks(folder: Path) -> Iterator[str]:
     with subprocess.Popen([sys.executable, "-m", __name__, str(address)]) as process:
         try:
             until(lambda: address.exists() or process.poll() is not None)
-            assert process.poll() is None, "what serves the commands has ended"
+            assert process.poll() is None, "the server of the commands has ended"
             yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
         finally:
             process.kill()
@@ -61,7 +61,7 @@ def serve(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has answered a client leaves nothing
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombie processes
         while True:
             client, _ = listening.accept()
             with client:
@@ -71,13 +71,13 @@ def serve(address: str) -> None:
 
 
 def answer(client: socket.socket) -> None:
-    """Run one command in a fork of its own, and tell the client how it ended."""
+    """Run a command in a fork, and send its exit code to the client."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, *_ = socket.recv_fds(client, 4, 3)
-    handed = b""
-    while len(handed) < int.from_bytes(size, "big"):
-        handed += client.recv(1 << 16)
-    name, arguments, folder, environment = json.loads(handed)
+    received = b""
+    while len(received) < int.from_bytes(size, "big"):
+        received += client.recv(1 << 16)
+    name, arguments, folder, environment = json.loads(received)
     if (child := os.fork()) == 0:
         client.close()
         for number, stream in enumerate(streams):
@@ -97,7 +97,7 @@ def answer(client: socket.socket) -> None:
 
 
 def run(name: str, arguments: Sequence[str]) -> None:
-    """Be the command until it ends."""
+    """Run the command in this process, and exit."""
     code = 0
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     try:

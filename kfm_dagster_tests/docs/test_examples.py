@@ -1,4 +1,4 @@
-"""The examples and their guides: the example node's, that of run-state, and the guide to governance, as written."""
+"""The examples and their guides: the node of atmo_window, run-state, and the guide to governance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.docs.console import commands, script, shell, told
+from kfm_dagster_tests.docs.console import commands, script, shell, transcript
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, good, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -45,7 +45,7 @@ RUNS = [f"{number}f0e0d0c-0b0a-4908-8706-050403020100" for number in range(8)]
 
 @dataclass(kw_only=True)
 class Ticking:
-    """A clock that is one second later at each look."""
+    """A clock that advances by one second with each reading."""
 
     at: datetime = datetime(2026, 3, 1, 14, tzinfo=UTC)
 
@@ -56,14 +56,14 @@ class Ticking:
 
 @pytest.fixture
 def weather(tmp_path: Path) -> Path:
-    """A copy of the example's deliveries, to be changed."""
+    """Copy the example's deliveries, for tests to change."""
     shutil.copytree(SAMPLE, tmp_path / "weather")
     return tmp_path / "weather"
 
 
 @pytest.fixture
 def workspace(weather: Path, tmp_path: Path, database_url: str) -> Iterator[Workspace]:
-    """The workspace of a test, on both databases."""
+    """Open a workspace, on both databases."""
     with open_workspace(
         home=tmp_path / "home", weather=weather, database_url=database_url, salt=SALT, clock=Ticking()
     ) as opened:
@@ -71,7 +71,7 @@ def workspace(weather: Path, tmp_path: Path, database_url: str) -> Iterator[Work
 
 
 def files(home: Path) -> dict[str, bytes]:
-    """All that stands in a home besides its database."""
+    """Return the files of a home except its database."""
     return {
         path.relative_to(home).as_posix(): path.read_bytes()
         for path in home.rglob("*")
@@ -79,7 +79,7 @@ def files(home: Path) -> dict[str, bytes]:
     }
 
 
-TOLD = {
+RECORDED = {
     "etl_wal": "run_id, node, step, payload, content_hash, status",
     "node_output": "content_hash, record, lineage, valid_to IS NULL",
     "etl_checkpoint": "node, last_applied_hash",
@@ -89,7 +89,7 @@ TOLD = {
 
 
 def story(database: Database) -> str:
-    """All that is recorded but when, as text that is the same for both databases."""
+    """Return all records without their times, as text that is the same for both databases."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("{"):
@@ -98,9 +98,9 @@ def story(database: Database) -> str:
 
     parts = {}
     with database.snapshot() as tx:
-        for table, columns in TOLD.items():
-            found = tx.connection.exec_driver_sql(f"SELECT {columns} FROM {table}").all()
-            parts[table] = sorted(json.dumps([plain(value) for value in row], sort_keys=True) for row in found)
+        for table, columns in RECORDED.items():
+            rows = tx.connection.exec_driver_sql(f"SELECT {columns} FROM {table}").all()
+            parts[table] = sorted(json.dumps([plain(value) for value in row], sort_keys=True) for row in rows)
     # PostgreSQL has booleans, SQLite has 0 and 1.
     return json.dumps(parts).replace("true", "1").replace("false", "0")
 
@@ -113,7 +113,7 @@ def test_two_clean_runs_leave_the_same_bytes(weather: Path, tmp_path: Path) -> N
         with open_workspace(home=home, weather=weather, salt=SALT, clock=Ticking()) as workspace:
             assert workspace.run(NOON, run_id=RUNS[0]).status is IntentStatus.APPLIED
             stories.append((files(home), story(workspace.database)))
-        # Other files with the same rows, in another order, and one of them as Parquet: the same content.
+        # The same rows in other files, in another order, and as Parquet: the same content.
         spring = weather / "observations" / "spring.csv"
         if spring.exists():
             duckdb.connect().sql(f"COPY (FROM '{spring}' ORDER BY observed_at DESC) TO '{spring}.parquet'")
@@ -122,22 +122,22 @@ def test_two_clean_runs_leave_the_same_bytes(weather: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.clause("IEN-13")
-def test_a_window_has_what_the_observations_say(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_window_has_the_statistics_of_the_observations(workspace: Workspace, tmp_path: Path) -> None:
     artifact = workspace.run(NOON, run_id=RUNS[0]).output.record["artifact"]
-    found = {row["place"]: row for row in pq.read_table(tmp_path / "home" / artifact["uri"]).to_pylist()}
-    told = [line.split(",") for line in (SAMPLE / "observations" / "airports.csv").read_text().splitlines()[1:]]
-    temperatures = [float(row[3]) for row in told if row[0] == "KICT" and "T12:" in row[1]]
-    assert found["KICT"]["observations"] == len(temperatures) == 6
-    assert found["KICT"]["temperature_c_mean"] == pytest.approx(sum(temperatures) / 6, abs=5e-4)
-    assert float(found["KICT"]["temperature_c_min"]) == min(temperatures)
-    assert float(found["KICT"]["temperature_c_max"]) == max(temperatures)
+    by_place = {row["place"]: row for row in pq.read_table(tmp_path / "home" / artifact["uri"]).to_pylist()}
+    observed = [line.split(",") for line in (SAMPLE / "observations" / "airports.csv").read_text().splitlines()[1:]]
+    temperatures = [float(row[3]) for row in observed if row[0] == "KICT" and "T12:" in row[1]]
+    assert by_place["KICT"]["observations"] == len(temperatures) == 6
+    assert by_place["KICT"]["temperature_c_mean"] == pytest.approx(sum(temperatures) / 6, abs=5e-4)
+    assert float(by_place["KICT"]["temperature_c_min"]) == min(temperatures)
+    assert float(by_place["KICT"]["temperature_c_max"]) == max(temperatures)
     # Two sensitive stations in one cell are one row.
-    assert sorted(row["observations"] for row in found.values()) == [6, 6, 6, 12]
-    assert {place.partition(":")[0] for place in found} == {"KICT", "KMHK", "h3", "donut"}
+    assert sorted(row["observations"] for row in by_place.values()) == [6, 6, 6, 12]
+    assert {place.partition(":")[0] for place in by_place} == {"KICT", "KMHK", "h3", "donut"}
 
 
 @pytest.mark.clause("IEN-12")
-def test_a_sensitive_station_moves_under_its_mask_and_nothing_changes(
+def test_moving_a_sensitive_station_within_its_mask_changes_nothing(
     workspace: Workspace, weather: Path, tmp_path: Path
 ) -> None:
     stations = weather / "stations.csv"
@@ -154,13 +154,13 @@ def test_a_sensitive_station_moves_under_its_mask_and_nothing_changes(
     for name, latitude, longitude, _ in sensitive:
         for secret in (name, latitude, longitude, latitude[:6], SALT):
             assert secret.encode() not in everything
-    # And out of its cell, it is another place.
+    # A station moved to another cell changes the content.
     stations.write_text(stations.read_text().replace(",38.7", ",38.2"))
     assert workspace.run(NOON, run_id=RUNS[2]).status is IntentStatus.APPLIED
 
 
 @pytest.mark.clause("IEN-12")
-def test_who_asked_for_a_mask_and_why_is_in_the_lineage_and_in_the_governance_log(workspace: Workspace) -> None:
+def test_a_mask_s_actor_and_reason_are_in_lineage_and_governance_log(workspace: Workspace) -> None:
     output = workspace.run(NOON, run_id=RUNS[0]).output
     nodes = {node["id"]: node for node in output.lineage["prov"]}
     derived = next(node for node in nodes.values() if "kfm:AtmoWindow" in node["type"])["wasDerivedFrom"]
@@ -212,8 +212,8 @@ def test_the_asset_runs_skips_and_is_forced_in_dagster(weather: Path, tmp_path: 
 
 
 @pytest.mark.clause("IEN-13")
-def test_the_example_uses_nothing_but_the_libraries() -> None:
-    rooms = ("kfm_dagster.idempotent_node", "kfm_dagster.run_state")  # by what they export
+def test_the_example_imports_only_the_public_libraries() -> None:
+    rooms = ("kfm_dagster.idempotent_node", "kfm_dagster.run_state")  # only their exports
     allowed = (
         "kfm_dagster.governance.",
         "kfm_dagster.storage.",
@@ -241,12 +241,12 @@ def _imported(node: ast.AST) -> list[str]:
 
 @pytest.mark.clause("IEN-13", "IEN-09")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_every_command_of_the_guide_does_what_it_says(forks: dict[str, str], tmp_path: Path) -> None:
-    found = list(commands(GUIDE.read_text(encoding="utf-8")))
+def test_every_command_of_the_guide_exits_as_documented(forks: dict[str, str], tmp_path: Path) -> None:
+    listed = list(commands(GUIDE.read_text(encoding="utf-8")))
     variables = forks | {"CHECKOUT": str(ROOT), "PYTHONPATH": str(ROOT)}
-    done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=variables)
-    assert len(found) > 30
-    assert done.returncode == 0, told(found, done.stdout)
+    done = shell(script(listed), tmp_path, seconds=HANG_SECONDS, variables=variables)
+    assert len(listed) > 30
+    assert done.returncode == 0, transcript(listed, done.stdout)
 
 
 GOVERNANCE_GUIDE = Path(__file__).resolve().parents[2] / "docs" / "governance.md"
@@ -254,20 +254,20 @@ DATASET = "council-radars"
 
 
 @pytest.mark.clause("SEC-03")
-def test_every_command_of_the_guide_to_governance_does_what_it_says(forks: dict[str, str], tmp_path: Path) -> None:
-    found = list(commands(GOVERNANCE_GUIDE.read_text(encoding="utf-8")))
-    declared = next(number for number, command in enumerate(found) if "kfm units cases" in command.text)
-    done = shell(script(found[:declared]), tmp_path, seconds=HANG_SECONDS, variables=forks)
-    assert done.returncode == 0, told(found, done.stdout)
+def test_every_command_of_the_guide_to_governance_exits_as_documented(forks: dict[str, str], tmp_path: Path) -> None:
+    listed = list(commands(GOVERNANCE_GUIDE.read_text(encoding="utf-8")))
+    declared = next(number for number, command in enumerate(listed) if "kfm units cases" in command.text)
+    done = shell(script(listed[:declared]), tmp_path, seconds=HANG_SECONDS, variables=forks)
+    assert done.returncode == 0, transcript(listed, done.stdout)
     assert "council-radars: the contract is in order" in done.stdout
     assert "indigenous_data_flag needs consent" in done.stdout
 
     embargoed, shown = ingest(tmp_path)
-    later = [command for command in found[declared:] if command.text]
+    later = [command for command in listed[declared:] if command.text]
     variables = forks | {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
     done = shell(script(later), tmp_path, seconds=HANG_SECONDS, variables=variables)
-    assert done.returncode == 0, told(later, done.stdout)
-    # A table folds its reasons, as those of the embargo.
+    assert done.returncode == 0, transcript(later, done.stdout)
+    # The table wraps long reasons, such as the embargo's.
     for line in (
         "embargo: embargoed until",
         " 2025-05-02T",
@@ -279,7 +279,7 @@ def test_every_command_of_the_guide_to_governance_does_what_it_says(forks: dict[
 
 
 def ingest(folder: Path) -> tuple[str, str]:
-    """Ingest one volume while it is under embargo and another one when that is over; return their units."""
+    """Ingest one volume under embargo and another after the embargo; return their unit ids."""
     pipeline = open_pipeline(folder / ".kfm", folder / "objects")
     pipeline.registry = ContractRegistry.load(folder / "contracts")
     assert isinstance(pipeline.clock, Clock)
@@ -304,7 +304,7 @@ LENGTHS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "run_state
 
 @pytest.mark.clause("RSP-03")
 @pytest.mark.parametrize("store", ["", "records"], ids=["database", "objects"])
-def test_the_function_runs_again_only_where_something_changed(tmp_path: Path, store: str) -> None:
+def test_the_function_runs_again_only_after_a_change(tmp_path: Path, store: str) -> None:
     def run(run_id: str = "run-1", branch: str = "main") -> str:
         variables = {"KFM_HOME": "home", "KFM_RUN_STATE": store, "KFM_LAKEFS_BRANCH": branch}
         return subprocess.run(
@@ -326,6 +326,6 @@ def test_the_function_runs_again_only_where_something_changed(tmp_path: Path, st
     assert [run(), run()] == ["executed: partial\n"] * 2
     if store:
         (tmp_path / "b").write_bytes(b"de")
-        # A branch has records of its own, and those of the other stay.
+        # Each branch has its own records.
         assert run("run-2", "release").startswith("executed")
         assert run("run-2").startswith("skipped")

@@ -1,4 +1,4 @@
-"""The production block of docs/deploy.md, typed as it is written on empty PostgreSQL, S3 and SQS, until an Item is."""
+"""The production block of docs/deploy.md, run on empty PostgreSQL, S3 and SQS until an Item exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")
 
 
 def block() -> list[str]:
-    """The lines of the block, as they are."""
+    """Return the lines of the block."""
     section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").split("## Start it\n")[1]
     lines = section.split("\n    export ", 1)[1].split("\n\n", 1)[0].splitlines()
     return ["export " + lines[0], *(line.removeprefix("    ") for line in lines[1:])]
@@ -38,9 +38,9 @@ def block() -> list[str]:
 
 @contextmanager
 def as_host_db(server: str) -> Iterator[dict[str, str]]:
-    """The variables under which libpq finds a server at the host that the block names, and the user and database of it.
+    """Create the block's user and database, and yield libpq's variables for its host name.
 
-    The server listens on a socket of the file system: what comes to a port is passed on to that.
+    The server listens on a Unix socket; a TCP port is forwarded to it.
     """
     url = sa.make_url(server)
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
@@ -87,14 +87,14 @@ def as_host_db(server: str) -> Iterator[dict[str, str]]:
 
 @dataclass
 class Terminal:
-    """A shell that lines are typed into, one after the other."""
+    """A shell that executes typed lines, one after the other."""
 
     process: subprocess.Popen[str]
     log: Path
     typed: int = 0
 
     def type(self, line: str, *, wait: bool = True) -> None:
-        """Type a line and wait until the shell is ready for the next; it has to end with 0."""
+        """Type a line, wait until it has ended, and fail if its exit code is not 0."""
         self.typed += 1
         self.process.stdin.write(f"{line}\necho typed-{self.typed}=$?\n")
         self.process.stdin.flush()
@@ -108,14 +108,14 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
-    """A shell in a folder; whatever it started ends with it."""
+    """Open a shell in a folder; all its processes end with the block."""
     log, shown = folder / "terminal.log", {**variables, "PYTHONUNBUFFERED": "1"}
     with session(["bash", "--norc"], folder, log, shown, stdin=subprocess.PIPE, end=signal.SIGKILL) as shell:
         yield Terminal(shell, log)
 
 
 def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
-    """The Items of the catalog."""
+    """Return the Items of the catalog."""
     s3 = cloud.client("s3")
     keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKETS[0]).get("Contents", [])]
     bodies = [s3.get_object(Bucket=BUCKETS[0], Key=key)["Body"].read() for key in keys if key.endswith(".json")]
@@ -123,14 +123,14 @@ def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
 
 
 def ingested_by_steps(cloud: EmbeddedCloud) -> list[str]:
-    """The steps whose log is in the bucket."""
-    found = cloud.client("s3").list_objects_v2(Bucket="my-logs").get("Contents", [])
-    return [entry["Key"] for entry in found if entry["Key"].endswith(".err") and entry["Size"]]
+    """Return the keys of the steps' logs in the bucket."""
+    entries = cloud.client("s3").list_objects_v2(Bucket="my-logs").get("Contents", [])
+    return [entry["Key"] for entry in entries if entry["Key"].endswith(".err") and entry["Size"]]
 
 
 @contextmanager
 def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[EmbeddedCloud, dict[str, str]]]:
-    """An empty PostgreSQL, S3 and SQS, and the variables that lead there: those of AWS, and libpq's."""
+    """Provide empty PostgreSQL, S3 and SQS, and the variables of AWS and libpq that lead to them."""
     with ExitStack() as stack:
         cloud = stack.enter_context(EmbeddedCloud())
         cloud.provision(contracts)
@@ -143,7 +143,7 @@ def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[Embedded
 @pytest.mark.clause("DAG-13")
 @pytest.mark.deployment
 @pytest.mark.timeout(3 * HANG_SECONDS)
-def test_the_block_typed_as_it_is_written_ingests_a_published_message(
+def test_the_block_as_written_ingests_a_published_message(
     tmp_path: Path, postgres_server: str, contracts: ContractRegistry
 ) -> None:
     (tmp_path / "workspace.yaml").write_bytes((ROOT / "workspace.yaml").read_bytes())
@@ -163,8 +163,8 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
             typist.type("kfm units list --json")
             return '"status": "succeeded"' in typist.shown()
 
-        until(settled, typist.shown)  # the Item is there before the unit has its final status
-        typist.type("test -z \"$(find .kfm -name '*.db')\"")  # nothing is kept in files of this machine
+        until(settled, typist.shown)  # the Item exists before the unit has its final status
+        typist.type("test -z \"$(find .kfm -name '*.db')\"")  # no database file on this machine
         admin = sa.create_engine(sa.make_url(postgres_server).set(database="kfm"))
         with admin.connect() as connection:
             [head] = connection.exec_driver_sql("SELECT version_num FROM alembic_version").all()
@@ -172,6 +172,6 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
         admin.dispose()
         assert head
         assert ingested_by_steps(cloud)
-        assert "Traceback" not in typist.shown()  # what a server says that is killed is its own
+        assert "Traceback" not in typist.shown()  # checked before the servers are killed
         typist.type("kill $(jobs -p)")
         typist.type("wait")

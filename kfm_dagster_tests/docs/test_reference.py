@@ -1,4 +1,4 @@
-"""The reference of the code, the glossary and the attributions: each name says what it is, where, and whose."""
+"""The code's reference, the glossary and the attributions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def room(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(f"kfm_dagster.{request.param}")
 
 
-def test_every_exported_name_has_a_docstring_of_its_own_which_the_reference_has(room: ModuleType) -> None:
+def test_every_exported_name_has_its_own_docstring_in_the_reference(room: ModuleType) -> None:
     assert room.__doc__
     assert sorted(set(room.__all__)) == room.__all__
     others = {name for name, value in vars(room).items() if not inspect.ismodule(value) and not name.startswith("_")}
@@ -29,11 +29,11 @@ def test_every_exported_name_has_a_docstring_of_its_own_which_the_reference_has(
     page = api.page(room.__name__.rpartition(".")[2])
     for name in room.__all__:
         exported = getattr(room, name)
-        said = vars(exported).get("__doc__") if inspect.isclass(exported) else exported.__doc__
-        # What a dataclass or a pydantic model without one gets begins with its signature.
-        assert said and not said.startswith(f"{name}("), name  # noqa: PT018, one rule
+        docstring = vars(exported).get("__doc__") if inspect.isclass(exported) else exported.__doc__
+        # The generated docstring of a dataclass or pydantic model begins with its signature.
+        assert docstring and not docstring.startswith(f"{name}("), name  # noqa: PT018, one rule
         assert exported.__module__.startswith(f"{room.__name__}."), name
-        assert prose(inspect.cleandoc(said)) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
+        assert prose(inspect.cleandoc(docstring)) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,9 +44,9 @@ ROWS = [
 ]
 
 
-def test_a_word_says_where_it_is_at_home() -> None:
-    for word, meaning, where in ROWS:
-        places = re.findall(r"`([\w/.]+)`", where)
+def test_a_word_of_the_glossary_names_existing_files() -> None:
+    for word, meaning, location in ROWS:
+        places = re.findall(r"`([\w/.]+)`", location)
         assert places, word
         for place in places:
             assert (ROOT / "kfm_dagster" / place).exists() or (ROOT / place).exists(), place
@@ -54,12 +54,12 @@ def test_a_word_says_where_it_is_at_home() -> None:
 
 
 SUGGESTED = 'Author: "Guanglin Tu"; Work: "Energy Filament Theory"; Source: energyfilament.org; License: CC BY 4.0.'
-"""As the pipeline card asks for it, at its end."""
+"""The attribution requested at the end of the pipeline card."""
 LICENSE = "https://creativecommons.org/licenses/by/4.0/"
 
 
 @pytest.mark.clause("PCS-23")
-def test_the_attributions_stand_where_the_documents_are_used() -> None:
+def test_the_attributions_are_in_the_files_that_use_the_documents() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert SUGGESTED in notice
     assert 'Work: "KFM v11.2.2 - Run-State Pattern"; License: CC BY 4.0.' in notice

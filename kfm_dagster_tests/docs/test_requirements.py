@@ -1,4 +1,4 @@
-"""Every requirement of the documents names the test that holds it, and that test claims one of its clauses."""
+"""Every requirement of the documents names its test, and the test claims one of its clauses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kfm_dagster_tests.clause_plugin import REQUIREMENTS, SPEC, TESTS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"document", "section", "must", "clauses", "test", "page", "names", "instead"}
-FEWEST = {"000": 60, "001": 60, "002": 60, "003": 95, "004": 65, "card": 17}
-"""Rows by document: as many as a reading of each found, its repeats left out."""
+MINIMUM = {"000": 60, "001": 60, "002": 60, "003": 95, "004": 65, "card": 17}
+"""The minimum of rows by document: the number of its requirements without repeats."""
 
 
 def name(row: dict[str, Any]) -> str:
@@ -25,15 +25,15 @@ def name(row: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """The requirements of the documents."""
+    """Return the requirements of the documents."""
     return yaml.safe_load(REQUIREMENTS.read_text(encoding="utf-8"))["requirements"]
 
 
 @cache
 def claims(module: str) -> dict[str, set[str]]:
-    """The test functions of a module, each with the clauses that it claims."""
+    """Return the test functions of a module with the clauses that they claim."""
     tree = ast.parse((TESTS / module).read_text(encoding="utf-8"))
-    of_all = {one for node in tree.body if isinstance(node, ast.Assign) for one in _claimed(node)}
+    of_all = {clause for node in tree.body if isinstance(node, ast.Assign) for clause in _claimed(node)}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     return {function.name: {*of_all, *_claimed(*function.decorator_list)} for function in functions}
 
@@ -44,17 +44,17 @@ def _claimed(*nodes: ast.AST) -> Iterator[str]:
             yield from map(ast.literal_eval, call.args)
 
 
-def test_each_row_is_whole_and_there_once(rows: list[dict[str, Any]]) -> None:
+def test_each_row_is_complete_and_unique(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert {"document", "section", "must"} <= set(row) <= KEYS, name(row)
         assert {"page", "instead"} & set(row), name(row)
     assert len({name(row) for row in rows}) == len(rows)
-    for document, fewest in FEWEST.items():
-        assert sum(row["document"] == document for row in rows) >= fewest, document
-    assert {row["document"] for row in rows} == set(FEWEST)
+    for document, minimum in MINIMUM.items():
+        assert sum(row["document"] == document for row in rows) >= minimum, document
+    assert {row["document"] for row in rows} == set(MINIMUM)
 
 
-def test_the_test_of_each_requirement_is_there_and_claims_a_clause_of_it(rows: list[dict[str, Any]]) -> None:
+def test_the_test_of_each_requirement_exists_and_claims_its_clause(rows: list[dict[str, Any]]) -> None:
     known = {clause["id"] for clause in yaml.safe_load(SPEC.read_text(encoding="utf-8"))["clauses"]}
     for row in rows:
         clauses = set(row.get("clauses", []))
@@ -67,9 +67,9 @@ def test_the_test_of_each_requirement_is_there_and_claims_a_clause_of_it(rows: l
         assert not clauses or clauses & claims(module)[function], f"{row['test']} claims no clause of {name(row)}"
 
 
-def test_each_page_is_there_and_what_is_not_followed_has_its_names_and_reason(rows: list[dict[str, Any]]) -> None:
+def test_each_page_exists_and_a_replaced_requirement_has_its_reason(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for place in {"page", "instead"} & set(row):
             assert (ROOT / row[place]).is_file(), name(row)
         reason = (ROOT / row["instead"]).read_text(encoding="utf-8") if "instead" in row else ""
-        assert [one for one in row.get("names", []) if one not in reason] == [], name(row)
+        assert [text for text in row.get("names", []) if text not in reason] == [], name(row)

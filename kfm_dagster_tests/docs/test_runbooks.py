@@ -1,4 +1,4 @@
-"""Every command of each runbook and of the guide to alerts, run over the home that `kfm demo` leaves (`console.py`)."""
+"""Every command of each runbook and of the guide to alerts, run on the home of `kfm demo`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, desk_over
-from kfm_dagster_tests.docs.console import commands, script, shell, told
+from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, evaluator_of
+from kfm_dagster_tests.docs.console import commands, script, shell, transcript
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
@@ -24,40 +24,40 @@ EXPECTED = {"dlq-drain", "incident-replay", "delayed-queue", "validation-errors"
 
 @pytest.fixture(scope="module")
 def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `kfm demo` leaves: some units of each fate, a duplicate, a rejected message."""
+    """Create the home of `kfm demo`: units of each status, a duplicate, a rejected message."""
     folder = tmp_path_factory.mktemp("runbooks")
     done = shell("kfm demo --json", folder, seconds=HANG_SECONDS)
     assert done.returncode == 0, done.stdout
     return folder / ".kfm"
 
 
-def something_fires(home: Path) -> None:
-    """A path out of step, a covariance and a stage that was refused, told as the sensor does."""
+def fire_alerts(home: Path) -> None:
+    """Record two failed gates and a stopped stage, and evaluate the alerts as the sensor does."""
     database = Database.open(f"sqlite:///{home / 'kfm.db'}")
     record = Record(database, at=datetime.now(UTC))
     record.gate("G3")
     record.gate("G7")
     record.line(AuditKind.STOP, "E_SYNC")
-    desk_over(database, Card.load().alerts, Clock(datetime.now(UTC)), Mailbox()).evaluate()
+    evaluator_of(database, Card.load().alerts, Clock(datetime.now(UTC)), Mailbox()).evaluate()
     database.dispose()
 
 
 @pytest.mark.deployment
 @pytest.mark.timeout(2 * HANG_SECONDS + 60)
 @pytest.mark.parametrize("path", [*sorted(RUNBOOKS.glob("*.md")), ALERTS], ids=lambda path: path.stem)
-def test_every_command_of_the_runbook_does_what_it_says(
+def test_every_command_of_the_runbook_exits_as_documented(
     path: Path, demo_home: Path, forks: dict[str, str], tmp_path: Path
 ) -> None:
     shutil.copytree(demo_home, tmp_path / ".kfm")
     if path == ALERTS:
-        something_fires(tmp_path / ".kfm")
-    found = list(commands(path.read_text(encoding="utf-8")))
-    assert found, "a runbook without a command helps nobody at three in the morning"
-    done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=forks)
-    assert done.returncode == 0, told(found, done.stdout)
+        fire_alerts(tmp_path / ".kfm")
+    listed = list(commands(path.read_text(encoding="utf-8")))
+    assert listed, "the runbook has no command"
+    done = shell(script(listed), tmp_path, seconds=HANG_SECONDS, variables=forks)
+    assert done.returncode == 0, transcript(listed, done.stdout)
 
 
-def test_every_runbook_that_an_operator_is_promised_is_there() -> None:
+def test_every_expected_runbook_exists() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} >= EXPECTED
 
 

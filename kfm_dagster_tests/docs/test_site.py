@@ -1,4 +1,4 @@
-"""The documentation's site, built once: whole, with nothing of another host's, and with all that the code has."""
+"""The documentation's site: complete, without content of other hosts, and with the code's reference."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kfm_dagster.storage.database import Database
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9"
-"""Where a build that asks the network ends."""
+"""A proxy that refuses all requests, so that the build cannot use the network."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """One page as built: its ids, what it links to, what it loads, and its text."""
+    """A built page: its ids, links, loaded addresses and text."""
 
     ids: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -46,13 +46,18 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.ids |= {given[name] or "" for name in ("id", "name") if name in given}
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"] or "")
+        attributes = dict(attrs)
+        self.ids |= {attributes[name] or "" for name in ("id", "name") if name in attributes}
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"] or "")
         elif tag != "a":
-            found = [given.get("src"), given.get("href"), given.get("data"), *(given.get("srcset") or "").split()[:1]]
-            self.loads += [one for one in found if one]
+            addresses = [
+                attributes.get("src"),
+                attributes.get("href"),
+                attributes.get("data"),
+                *(attributes.get("srcset") or "").split()[:1],
+            ]
+            self.loads += [address for address in addresses if address]
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
@@ -64,7 +69,7 @@ class Page(HTMLParser):
 
 @dataclass(frozen=True)
 class Site:
-    """The folder, and each page by its path in it."""
+    """The site's folder, and its pages by their path."""
 
     folder: Path
     pages: Mapping[str, Page]
@@ -92,7 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(folder / "site", pages)
 
 
-def test_no_page_loads_anything_of_another_host(site: Site) -> None:
+def test_no_page_loads_content_of_another_host(site: Site) -> None:
     assert len(site.pages) > 80
     for name, page in site.pages.items():
         elsewhere = [address for address in page.loads if urlsplit(address).netloc]
@@ -101,10 +106,10 @@ def test_no_page_loads_anything_of_another_host(site: Site) -> None:
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", styles.read_text(encoding="utf-8")), styles
 
 
-def test_each_link_leads_to_a_page_and_to_a_place_on_it(site: Site) -> None:
+def test_each_link_leads_to_an_existing_page_and_anchor(site: Site) -> None:
     broken = []
     for name, page in site.pages.items():
-        if name == "404.html":  # served at any depth, so its addresses begin at the server's top
+        if name == "404.html":  # served at any depth, so its addresses are absolute
             continue
         for address in [*page.links, *page.loads]:
             parts = urlsplit(address)
@@ -112,14 +117,14 @@ def test_each_link_leads_to_a_page_and_to_a_place_on_it(site: Site) -> None:
                 continue
             target = (site.folder / name).parent / unquote(parts.path) if parts.path else site.folder / name
             target = Path(os.path.normpath(target))
-            there = site.pages.get(target.relative_to(site.folder).as_posix())
+            target_page = site.pages.get(target.relative_to(site.folder).as_posix())
             anchor = unquote(parts.fragment)
-            if not target.is_file() or (there and anchor and anchor not in there.ids):
+            if not target.is_file() or (target_page and anchor and anchor not in target_page.ids):
                 broken.append(f"{name}: {address}")
     assert not broken, "\n".join(broken)
 
 
-def test_a_page_without_a_place_and_a_place_without_a_page_are_refused() -> None:
+def test_a_page_without_an_entry_and_an_entry_without_a_page_are_refused() -> None:
     places = [{"A": "a.md"}, {"B": ["b/*.md"]}]
     assert navigation(places, {"a.md", "b/1.md", "b/2.md"}) == [{"A": "a.md"}, {"B": ["b/1.md", "b/2.md"]}]
     for pages in ({"a.md", "c.md"}, {"b/1.md"}):
@@ -127,7 +132,7 @@ def test_a_page_without_a_place_and_a_place_without_a_page_are_refused() -> None
             navigation(places, pages)
 
 
-def test_each_setting_has_its_place(site: Site) -> None:
+def test_each_setting_is_in_the_reference(site: Site) -> None:
     page = site.pages["reference/settings.html"]
     assert {f"kfm_{name}" for name in Settings.model_fields} <= page.ids
     for name, setting in Settings.model_fields.items():
@@ -168,7 +173,7 @@ def test_each_table_has_its_columns(site: Site, tmp_path: Path) -> None:
     database.dispose()
 
 
-def test_each_contract_and_each_key_of_one_has_its_place(site: Site, contracts: ContractRegistry) -> None:
+def test_each_contract_and_each_of_its_keys_is_in_the_reference(site: Site, contracts: ContractRegistry) -> None:
     page = site.pages["reference/contracts.html"]
     schema = DatasetContract.model_json_schema()
     for part in (schema, *schema["$defs"].values()):
@@ -178,7 +183,7 @@ def test_each_contract_and_each_key_of_one_has_its_place(site: Site, contracts: 
         assert f"../datasets.html#{contract.id}" in page.links
 
 
-def test_each_code_has_its_place(site: Site) -> None:
+def test_each_code_is_in_the_reference(site: Site) -> None:
     words = site.pages["reference/vocabulary.html"].text.split()
     for codes in (ParseIssue, IntegrityIssue, MetadataIssue, StacIssue, LedgerCode, AlertRule):
         assert set(codes) <= set(words), codes
@@ -191,14 +196,14 @@ def test_each_clause_is_shown_with_its_tests(site: Site) -> None:
 
 
 def shown() -> Iterator[tuple[str, str]]:
-    """Each line of a page that is a `kfm` command, with the page."""
+    """Yield each `kfm` command of the pages, with its page."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if command := re.match(r"(?:    |\$ )(kfm [a-z].*)", line):
                 yield path.name, command[1]
 
 
-def test_each_command_that_a_page_shows_is_one() -> None:
+def test_each_command_on_a_page_exists_with_its_options() -> None:
     tree = dict(below(kfm))
     wrong = []
     for page, line in shown():
@@ -206,8 +211,8 @@ def test_each_command_that_a_page_shows_is_one() -> None:
         path = tuple(words[:1])
         while len(words) > len(path) and (*path, words[len(path)]) in tree:
             path = (*path, words[len(path)])
-        given = {word.partition("=")[0] for word in words[len(path) :] if re.match(r"--?[a-z]", word)}
-        alone = isinstance(tree[path], click.Group) and not tree[path].invoke_without_command
-        if alone or given - options(tree[path]):
+        attributes = {word.partition("=")[0] for word in words[len(path) :] if re.match(r"--?[a-z]", word)}
+        is_incomplete = isinstance(tree[path], click.Group) and not tree[path].invoke_without_command
+        if is_incomplete or attributes - options(tree[path]):
             wrong.append(f"{page}: {line}")
     assert not wrong, "\n".join(wrong)

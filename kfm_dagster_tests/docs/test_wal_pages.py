@@ -1,4 +1,4 @@
-"""The pages about the ledger say what code and databases do."""
+"""The pages about the ledger agree with code and databases."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def page(name: str) -> str:
     return (PAGES / name).read_text(encoding="utf-8")
 
 
-def test_the_pages_that_the_document_asks_for_are_there() -> None:
+def test_the_required_pages_exist() -> None:
     assert NAMES == ["README.md", "record-model.md", "state-machine.md", "storage-backends.md"]
     for name in NAMES[1:]:
         assert f"({name})" in page("README.md")
 
 
-def test_what_is_generated_is_what_the_code_says() -> None:
+def test_the_generated_parts_are_current() -> None:
     for name in NAMES:
         assert page(name) == written(page(name)), "python -m kfm_dagster_tests.docs.wal_pages"
 
@@ -59,7 +59,7 @@ def test_the_drawing_has_every_legal_transition_and_no_other() -> None:
     assert "(../images/concepts/unit-states.svg)" in page("state-machine.md")
 
 
-def test_the_tables_and_the_backends_are_those_that_there_are() -> None:
+def test_the_page_names_the_existing_tables_and_backends() -> None:
     text = page("storage-backends.md")
     named = set(re.findall(r"`(\w+)`", text.partition("## Its tables")[2].partition("## Migrations")[0]))
     assert named <= set(re.findall(r"^CREATE TABLE (\w+)", SCHEMA, re.MULTILINE))
@@ -75,7 +75,7 @@ def test_the_examples_are_a_record() -> None:
 
 
 def at(document: Any, path: str) -> Any:
-    """Return what a dotted path leads to, None where it leads nowhere."""
+    """Return the value at a dotted path, or None if the path does not exist."""
     for name in path.split("."):
         if isinstance(document, list):
             document = document[int(name)]
@@ -87,8 +87,8 @@ def at(document: Any, path: str) -> Any:
 
 
 @pytest.mark.clause("WAL-14")
-def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp_path: Path) -> None:
-    """One unit whose object came late: it failed and was let in again by a replay, so that every field has a value."""
+def test_each_field_has_its_documented_source_and_places(tmp_path: Path) -> None:
+    """The object comes late: the unit fails and is released by a replay, so that every field has a value."""
     objects = tmp_path / "objects"
     objects.mkdir()
     pipeline = open_pipeline(tmp_path / "home", objects)
@@ -128,18 +128,18 @@ def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp
         if origin in received and re.fullmatch(r"[\w.]+", path):
             assert same(at(received[origin], path), value), (name, entry["x-source"])
         for place in entry["x-seen-as"]:
-            where, _, path = place.partition(":")
-            shown = {"item": [item], "openlineage": events}.get(where)
-            found = [at(one, path) for one in shown] if shown else [node.get(path) for node in nodes]
-            assert any(same(one, value) for one in found), (name, place, found)
+            document, _, path = place.partition(":")
+            shown = {"item": [item], "openlineage": events}.get(document)
+            values = [at(part, path) for part in shown] if shown else [node.get(path) for node in nodes]
+            assert any(same(candidate, value) for candidate in values), (name, place, values)
     pipeline.close()
 
 
-def same(seen: Any, value: Any) -> bool:
-    """Tell whether it is the same value, or the same moment."""
-    if seen == value or seen is None or not isinstance(value, str):
-        return bool(seen == value)
+def same(actual: Any, value: Any) -> bool:
+    """Return whether the values or moments are equal."""
+    if actual == value or actual is None or not isinstance(value, str):
+        return bool(actual == value)
     try:
-        return datetime.fromisoformat(str(seen)) == datetime.fromisoformat(value)
+        return datetime.fromisoformat(str(actual)) == datetime.fromisoformat(value)
     except ValueError:
         return False

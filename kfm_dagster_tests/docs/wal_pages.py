@@ -1,7 +1,4 @@
-"""The generated parts of docs/wal: `python -m kfm_dagster_tests.docs.wal_pages` writes them again from the code.
-
-Belongs here: what the pages say that the code says, too. Does not belong here: prose, which stands in the pages.
-"""
+"""The generated parts of docs/wal: `python -m kfm_dagster_tests.docs.wal_pages` writes them from the code."""
 
 from __future__ import annotations
 
@@ -38,12 +35,12 @@ EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("replay_run_id", "identifies the replay that requeued the unit"),
     ("batch_limit", "a unit that kills every process must not use up the attempts of other units"),
 )
-"""Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
+"""Columns besides the canonical fields, each with its reason (NODD WAL specification, end of section 3)."""
 
 
 def written(page: str) -> str:
-    """Return a page with its generated parts as the code has them. Raises KeyError for a part that nothing makes."""
-    return BLOCK.sub(lambda found: f"{found['begin']}{PARTS[found['name']]()}{found['end']}", page)
+    """Return a page with its generated parts renewed. Raises KeyError for an unknown part."""
+    return BLOCK.sub(lambda match: f"{match['begin']}{PARTS[match['name']]()}{match['end']}", page)
 
 
 def _fields(reasons: Mapping[str, str]) -> str:
@@ -51,18 +48,20 @@ def _fields(reasons: Mapping[str, str]) -> str:
     rows = ["| field | type | meaning | example | source | also in |", "|---|---|---|---|---|---|"]
     for name, reason in reasons.items():
         entry = schema["properties"][name]
-        # Of the model: the schema leaves out what a field's type says already.
-        said = f"{NoddWalRecord.model_fields[name].description}" + (f" Reason: {reason}." if reason else "")
-        seen = "<br>".join(f"`{path}`" for path in entry["x-seen-as"])
+        # From the model: the schema omits the description of some types.
+        meaning = f"{NoddWalRecord.model_fields[name].description}" + (f" Reason: {reason}." if reason else "")
+        locations = "<br>".join(f"`{path}`" for path in entry["x-seen-as"])
         example = f"`{json.dumps(entry['examples'][0])}`"
-        rows.append(f"| `{name}` | {_type(entry, schema)} | {said} | {example} | {entry['x-source']} | {seen} |")
+        rows.append(
+            f"| `{name}` | {_type(entry, schema)} | {meaning} | {example} | {entry['x-source']} | {locations} |"
+        )
     return "\n".join(rows) + "\n"
 
 
 def _type(entry: Mapping[str, object], schema: Mapping[str, dict[str, Mapping[str, object]]]) -> str:
     variants = entry.get("anyOf", [entry])
     assert isinstance(variants, list)
-    return " or ".join(_one_type(one, schema) for one in variants)
+    return " or ".join(_one_type(variant, schema) for variant in variants)
 
 
 def _one_type(entry: Mapping[str, object], schema: Mapping[str, dict[str, Mapping[str, object]]]) -> str:
@@ -86,7 +85,7 @@ def _transitions() -> str:
 def _success() -> str:
     rows = ["| sub-status | allowed for a success |", "|---|---|"]
     rows += [
-        f"| `{name}` | {', '.join(f'`{one}`' for one in sorted(allowed))} |"
+        f"| `{name}` | {', '.join(f'`{value}`' for value in sorted(allowed))} |"
         for name, allowed in SUCCESS_REQUIRES.items()
     ]
     return "\n".join(rows) + "\n"
@@ -98,7 +97,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "transitions": _transitions,
     "success": _success,
 }
-"""Names of the parts, and what makes each."""
+"""The functions that generate the parts, by name."""
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.alerts.recorded import Mailbox, Record, desk_over
+from kfm_dagster_tests.alerts.recorded import Mailbox, Record, evaluator_of
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.catalog.test_following import Mirror, fail
 from kfm_dagster_tests.commands import Call
@@ -98,7 +98,7 @@ def proposed(planted: Planted) -> None:
 def fired(planted: Planted) -> None:
     Record(planted.pipeline.database, at=planted.clock()).gate("G7")
     plan = AlertPlan.parse((own_folder() / ALERTS).read_text(encoding="utf-8"))
-    desk_over(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
+    evaluator_of(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
 
 
 def taken_on(planted: Planted) -> None:

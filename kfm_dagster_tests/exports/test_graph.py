@@ -138,15 +138,15 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeline, tmp_path: Path) -> None:
-    with engine() as kept, engine() as fresh:
+    with engine() as updated, engine() as fresh:
         old = exported(pipeline, tmp_path / "out")
-        kept.load(tmp_path / "out")
+        updated.load(tmp_path / "out")
         chain.put(tmp_path / "objects", chain.volumes(3))
         chain.run_chain(pipeline, "nexrad-l2", DAY, "22222222-0000-4000-8000-000000000003")
         new = exported(pipeline, tmp_path / "out")
-        for database in (kept, fresh):
+        for database in (updated, fresh):
             database.load(tmp_path / "out")
-        assert kept.everything() == fresh.everything()
+        assert updated.everything() == fresh.everything()
     assert len(new.nodes) > len(old.nodes)
     outputs = [properties for (label, *_), properties in new.nodes.items() if label == "Artifact"]
     assert sum("valid_to" in properties for properties in outputs) == len(operators())
@@ -156,16 +156,16 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
 @pytest.mark.clause("IEN-15")
 def test_content_that_returns_becomes_current_again(pipeline: Pipeline, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    with engine() as kept, engine() as fresh:
+    with engine() as updated, engine() as fresh:
         for lines, ended in ((1, 0), (2, 1), (1, 1)):
             file.write_text("line\n" * lines)
             node = counting.CountLines(files=[file], folder=tmp_path / "counts")
             run_node(pipeline.nodes, node, run_id=counting.RUN, code=counting.CODE)
             graph = exported(pipeline, tmp_path / "out")
-            kept.load(tmp_path / "out")
+            updated.load(tmp_path / "out")
             assert sum("valid_to" in properties for properties in graph.nodes.values()) == ended
         fresh.load(tmp_path / "out")
-        assert kept.everything() == fresh.everything()
+        assert updated.everything() == fresh.everything()
 
 
 @pytest.mark.one_database
@@ -257,29 +257,29 @@ def history(database: Engine, item: chain.StoredObject) -> list[str]:
 
 @pytest.mark.clause("IEN-15")
 def test_an_engine_returns_the_items_of_an_object_also_after_a_rollback(pipeline: Pipeline, tmp_path: Path) -> None:
-    with engine() as kept:
-        load(pipeline, tmp_path / "first", kept)
+    with engine() as updated:
+        load(pipeline, tmp_path / "first", updated)
         before = [[item_of(REVISED)], [item_of(SAME)], []]
-        assert answers(kept) == before
+        assert answers(updated) == before
 
         announced_later(pipeline, tmp_path / "objects", [renumbered(REVISED), NEW])
         failed = run_until(pipeline, Settle.operator, point="computed", run_id=LATER)
-        load(pipeline, tmp_path / "between", kept)
+        load(pipeline, tmp_path / "between", updated)
         # The new version's Item has replaced the old one: the query is by the object's URI.
-        assert answers(kept) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
-        assert [history(kept, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
+        assert answers(updated) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
+        assert [history(updated, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
 
         assert roll_back(failed, WHY) is not None
         with engine() as fresh:
-            load(pipeline, tmp_path / "after", kept, fresh)
-            for database in (kept, fresh):
+            load(pipeline, tmp_path / "after", updated, fresh)
+            for database in (updated, fresh):
                 assert answers(database) == before
                 assert [history(database, item) for item in (REVISED, NEW)] == [["current", "withdrawn"], ["withdrawn"]]
 
         chain.run_chain(pipeline, "nexrad-l2", DAY, "44444444-0000-4000-8000-000000000004", Source.LEDGER)
-        load(pipeline, tmp_path / "at-last", kept)
-        assert answers(kept) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
-        assert history(kept, REVISED) == ["current", "replaced", "withdrawn"]
+        load(pipeline, tmp_path / "at-last", updated)
+        assert answers(updated) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
+        assert history(updated, REVISED) == ["current", "replaced", "withdrawn"]
 
 
 @pytest.mark.clause("IEN-15")

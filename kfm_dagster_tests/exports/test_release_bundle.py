@@ -157,12 +157,12 @@ def test_a_valid_signature_in_another_form_is_refused(bundle: Written) -> None:
 
 @pytest.mark.clause("PCS-19")
 def test_a_missing_or_replaced_file_is_named(bundle: Written, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
+    moved = tmp_path / "kept"
     changes: dict[str, tuple[Callable[[Path], object], str]] = {
-        "nothing": (lambda file: file.rename(kept), " is missing"),
-        "a link to it": (lambda file: file.rename(kept) and file.symlink_to(kept), " is not a regular file"),
-        "a folder": (lambda file: file.rename(kept) and file.mkdir(), " is not a regular file"),
-        "a pipe": (lambda file: file.rename(kept) and os.mkfifo(file), " is not a regular file"),
+        "nothing": (lambda file: file.rename(moved), " is missing"),
+        "a link to it": (lambda file: file.rename(moved) and file.symlink_to(moved), " is not a regular file"),
+        "a folder": (lambda file: file.rename(moved) and file.mkdir(), " is not a regular file"),
+        "a pipe": (lambda file: file.rename(moved) and os.mkfifo(file), " is not a regular file"),
         "more": (lambda file: file.write_bytes(file.read_bytes() + b"\n"), ""),
         "less": (lambda file: file.write_bytes(file.read_bytes()[:-1]), ""),
         "no bytes": (lambda file: file.write_bytes(b""), ""),

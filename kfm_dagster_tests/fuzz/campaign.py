@@ -13,7 +13,7 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 from kfm_dagster_tests.fuzz.trial import Trial, examine, peak_memory
 
 MEASURED = 10
-"""Memory is traced for one input in this many; the process's peak is checked after each."""
+"""Memory is traced for every tenth input; the process's peak is checked after each."""
 MAX_GROWTH_BYTES = 384 << 20
 """The maximum growth of the process's peak memory, in bytes; a process of the soak begins with 130 MB."""
 

@@ -1,4 +1,4 @@
-"""Read one input as the chain does, and report what a reader must not do for any bytes."""
+"""Read one input as the chain does, and report a reader that crashes, exceeds its bounds or gives no valid Item."""
 
 from __future__ import annotations
 

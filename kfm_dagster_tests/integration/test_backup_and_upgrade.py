@@ -37,7 +37,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases
-from kfm_dagster_tests.docs.console import Command, commands, script, shell, told
+from kfm_dagster_tests.docs.console import Command, commands, script, shell, transcript
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -158,7 +158,7 @@ def deployment(
 
     def typed(these: list[Command]) -> None:
         done = shell(script(these), tmp_path, seconds=HANG_SECONDS, variables=variables)
-        assert done.returncode == 0, told(these, done.stdout)
+        assert done.returncode == 0, transcript(these, done.stdout)
 
     def open_again() -> Pipeline:
         if restored_url:  # as after `kfm init --role`

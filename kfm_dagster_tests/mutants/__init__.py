@@ -1,1 +1,1 @@
-"""Mutants: one rule of the product taken away at a time, and the test that must notice it."""
+"""Mutants: remove one rule of the product at a time, and run the test that must fail."""

@@ -1,11 +1,10 @@
 """Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N --seed S] [--only NAME ...]`.
 
-Those of the list, of which every one must be killed; or with `--generated` those that are generated, drawn from all
-rooms and SQL in turn; or with `--changed [COMMIT]` those generated from the lines that are new since a commit, drawn
-from its rooms in turn, by default since the base of the change (`change.py`). Of the generated ones 90 % must be
-killed; a survivor of its nearest tests is examined by more of them. With `--seconds N` as many as there is time for.
-Prints a line for each and the survivors at the end; ends with 1 when too many survived, and when a change has mutants
-of which none was examined.
+By default the mutants of the list, all of which must be killed. `--generated`: generated mutants of all rooms and SQL
+in turn. `--changed [COMMIT]`: generated mutants of the lines that are new since a commit, by default since the base of
+the change (`change.py`). 90 % of the generated mutants must be killed; a mutant that survives its nearest tests is
+examined by further tests. `--seconds N` limits the time. Prints a line for each mutant, and the survivors at the end.
+Ends with 1 if too many survived, or if a change has mutants and none was examined.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from kfm_dagster_tests.mutants.examining import (
 from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
 
 EQUIVALENT, FEW = 0.1, 2
-"""Share of the mutants that need not be killed: some change nothing that anybody could see. So many of a few."""
+"""Share of the mutants that may survive, because some change no behaviour; and the minimum number that may."""
 COPIES = min(os.cpu_count() or 1, 4)
-"""Mutants that are examined at the same time."""
+"""Mutants examined at the same time."""
 CONFIRMING = 0.15
-"""Share of the time that is kept for running what failed once more, without the mutants."""
+"""Share of the time reserved for running the failed tests again without the mutants."""
 
 
 def say(line: str) -> None:
@@ -51,18 +50,18 @@ def say(line: str) -> None:
 def run(
     chosen: Iterable[Mutant], *, end: float, copies: int = COPIES, cpu_seconds: float = CPU_SECONDS
 ) -> list[Examined]:
-    """Examine the mutants in some copies at the same time, until a time."""
+    """Examine the mutants in several copies at the same time, until the end."""
     begun = time.monotonic()
     if end < float("inf"):
         end -= CONFIRMING * max(end - begun, 0)
     waiting = _Queue(chosen)
     with ThreadPoolExecutor(copies) as pool:
         parts = [pool.submit(_examine, waiting, end=end, cpu_seconds=cpu_seconds) for _ in range(copies)]
-    return [one for part in parts for one in part.result()]
+    return [examined for part in parts for examined in part.result()]
 
 
 class _Queue:
-    """Mutants that several threads take from, each of them once."""
+    """A queue of mutants for several threads."""
 
     def __init__(self, mutants: Iterable[Mutant]) -> None:
         self._mutants, self._lock = iter(mutants), Lock()
@@ -73,50 +72,50 @@ class _Queue:
 
 
 def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examined]:
-    """Examine mutants in a copy; raises SystemExit where the tests would not import it, or do not run at all."""
-    found: list[Examined] = []
+    """Examine mutants in a copy. Raises SystemExit if its tests import another package, or do not run."""
+    examined: list[Examined] = []
     if (mutant := waiting.take()) is None:
-        return found
+        return examined
     with copied() as copy:
         if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
             raise SystemExit(f"the tests would import {folder}, not the copy")
         if (refusal := copy.refusal()) is not None:
             raise SystemExit(f"no test runs in an unchanged copy: {refusal}")
         while mutant is not None and (begun := time.monotonic()) < end:
-            if (one := copy.examine_twice(mutant, end=end, cpu_seconds=cpu_seconds)) is None:
+            if (result := copy.examine_twice(mutant, end=end, cpu_seconds=cpu_seconds)) is None:
                 break
-            found.append(one)
-            say(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
+            examined.append(result)
+            say(f"{result.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
             mutant = waiting.take()
-        return copy.confirmed(found)
+        return copy.confirmed(examined)
 
 
-def conclude(found: list[Examined]) -> int:
-    """Print what survived, and the counts; 1 when one was left that is required, or too many were."""
-    left = [one for one in found if one.fate is not StepResult.KILLED]
-    for one in left:
-        say(f"{one.fate}: {one.mutant.file}: {one.mutant.rule}\n    {one.why}")
-    counts = Counter(one.fate for one in found)
-    say(f"{len(found)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult))
-    too_many = len(left) > max(FEW, EQUIVALENT * len(found))
-    return 1 if too_many or any(one.mutant.required for one in left) else 0
+def conclude(examined: list[Examined]) -> int:
+    """Print the survivors and the counts; return 1 if a required mutant survived, or too many others."""
+    left = [item for item in examined if item.fate is not StepResult.KILLED]
+    for item in left:
+        say(f"{item.fate}: {item.mutant.file}: {item.mutant.rule}\n    {item.why}")
+    counts = Counter(item.fate for item in examined)
+    say(f"{len(examined)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult))
+    too_many = len(left) > max(FEW, EQUIVALENT * len(examined))
+    return 1 if too_many or any(item.mutant.required for item in left) else 0
 
 
 def listed(only: list[str] | None, *, sample: int | None, seed: int) -> list[Mutant]:
-    """Choose from the list."""
-    chosen = [one for one in load() if not only or any(text in one.rule or text in one.file for text in only)]
+    """Return the mutants of the list, or a sample."""
+    chosen = [row for row in load() if not only or any(text in row.rule or text in row.file for text in only)]
     return chosen if sample is None else random.Random(seed).sample(chosen, min(sample, len(chosen)))
 
 
 def generated(only: list[str] | None, *, sample: int | None, seed: int) -> Iterator[Mutant]:
-    """Generate mutants of all rooms and SQL in turn, or of the files that are named."""
+    """Generate mutants of all rooms and SQL in turn, or of the named files."""
     files = [file for file in mutated_files(ROOT) if not only or any(text in file for text in only)]
-    made = (one.mutant(ROOT) for one in drawn(ROOT, dict.fromkeys(files), seed=str(seed)))
-    return islice((one for one in made if one is not None), sample)
+    mutants = (candidate.mutant(ROOT) for candidate in drawn(ROOT, dict.fromkeys(files), seed=str(seed)))
+    return islice((mutant for mutant in mutants if mutant is not None), sample)
 
 
 def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple[Iterator[Mutant], int]:
-    """Generate mutants of the lines that are new since a commit, and count the candidates."""
+    """Generate mutants of the lines that are new since a commit; return them with the number of candidates."""
     lines = {
         file: numbers
         for file, numbers in changed_lines(ROOT, base).items()
@@ -125,42 +124,46 @@ def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple
     counts = {file: len(candidates(ROOT, file, numbers)) for file, numbers in lines.items()}
     rooms = {room(file) for file, count in counts.items() if count}
     say(f"base {base}: {sum(counts.values())} candidates in {len(rooms)} rooms")
-    made = (one.mutant(ROOT) for one in drawn(ROOT, lines, seed=base))
-    return islice((one for one in made if one is not None), sample), sum(counts.values())
+    mutants = (candidate.mutant(ROOT) for candidate in drawn(ROOT, lines, seed=base))
+    return islice((mutant for mutant in mutants if mutant is not None), sample), sum(counts.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine what is asked for, by default the list."""
+    """Examine the mutants that the arguments select, by default the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, help="so many of them, drawn by the seed")
+    parser.add_argument("--sample", type=int, help="number of mutants, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of mutants or of files")
-    parser.add_argument("--generated", action="store_true", help="generated ones instead of those of the list")
+    parser.add_argument("--generated", action="store_true", help="generated mutants instead of the list")
     parser.add_argument(
-        "--changed", nargs="?", const="", metavar="COMMIT", help="generated ones, of the lines that are new since then"
+        "--changed",
+        nargs="?",
+        const="",
+        metavar="COMMIT",
+        help="generated mutants of the lines that are new since the commit",
     )
-    parser.add_argument("--seconds", type=float, help="as many as there is time for")
-    given = parser.parse_args(arguments)
-    if given.changed is not None:
-        if (base := base_commit(ROOT, given.changed)) is None:
-            named = given.changed or os.environ.get(VARIABLE) or f"older than {AGE}"
+    parser.add_argument("--seconds", type=float, help="time limit")
+    options = parser.parse_args(arguments)
+    if options.changed is not None:
+        if (base := base_commit(ROOT, options.changed)) is None:
+            named = options.changed or os.environ.get(VARIABLE) or f"older than {AGE}"
             parser.error(f"there is no commit {named} to compare with (a shallow clone?); next: name one by {VARIABLE}")
-        chosen, count = of_change(given.only, base=base, sample=given.sample)
-        # To count the candidates takes up to a minute, and costs no examination.
-        end = float("inf") if given.seconds is None else time.monotonic() + given.seconds
-        found = run(chosen, end=end, cpu_seconds=FIRST_LOOK) if count else []
-        say(f"examined {len(found)} of {count} candidates")
-        return 1 if count and not found else conclude(found)
-    end = float("inf") if given.seconds is None else time.monotonic() + given.seconds
-    if given.generated:
-        found = run(generated(given.only, sample=given.sample, seed=given.seed), end=end)
+        chosen, count = of_change(options.only, base=base, sample=options.sample)
+        # Counting the candidates takes up to a minute, which the time limit does not include.
+        end = float("inf") if options.seconds is None else time.monotonic() + options.seconds
+        examined = run(chosen, end=end, cpu_seconds=FIRST_LOOK) if count else []
+        say(f"examined {len(examined)} of {count} candidates")
+        return 1 if count and not examined else conclude(examined)
+    end = float("inf") if options.seconds is None else time.monotonic() + options.seconds
+    if options.generated:
+        examined = run(generated(options.only, sample=options.sample, seed=options.seed), end=end)
     else:
-        chosen = listed(given.only, sample=given.sample, seed=given.seed)
-        # A copy costs as much as a few mutants.
-        found = run(chosen, end=end, copies=min(COPIES, len(chosen) // 8 + 1))
-    if not found and given.only:
+        chosen = listed(options.only, sample=options.sample, seed=options.seed)
+        # Creating a copy takes as long as examining a few mutants.
+        examined = run(chosen, end=end, copies=min(COPIES, len(chosen) // 8 + 1))
+    if not examined and options.only:
         parser.error("no mutant of that name")
-    return conclude(found)
+    return conclude(examined)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run pytest in forks of a process that has imported the libraries: a run then costs what its tests cost.
+"""Run pytest in forks of a process that has imported the libraries, so that a run does not import them again.
 
-The libraries, and never the product nor its tests: each fork imports those from the copy, as they are by then.
+The process does not import the product or its tests: each fork imports them from the copy.
 
 `python -m kfm_dagster_tests.mutants.forking`, in the folder of a copy, reads a request in JSON from each line of its
 input and answers with two lines: the fork's process id, and its exit code once it has ended.
@@ -27,12 +27,12 @@ OURS = {"kfm_dagster", "kfm_dagster_tests", "benchmarks", "docs_site", "fault_in
 IMPORTING = ("kfm_dagster/**/*.py", "kfm_dagster_tests/*.py", "benchmarks/postgis.py")
 """Modules whose libraries are imported before the first fork."""
 PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout", "xdist.plugin", "xdist.looponfail")
-"""Pytest's plugins of other packages, as far as pyproject.toml lets them be loaded."""
+"""Pytest plugins of other packages that pyproject.toml does not disable."""
 IMPORT = re.compile(r"^(?:from|import) ([\w.]+)", re.MULTILINE)
 
 
 class Report:
-    """Pytest plugin: keeps what passed and what failed, and stops once the tests have had their share of the CPU."""
+    """Pytest plugin: records passed and failed tests, and stops the run at the CPU limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.process_time() + seconds
@@ -41,7 +41,7 @@ class Report:
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test by its call, or by what failed before or after it."""
+        """Count a passed call, or a failed phase of a test."""
         if report.failed:
             self.failed.append(report.nodeid)
         elif report.when == "call" and report.passed:
@@ -49,14 +49,14 @@ class Report:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Stop after the test during which the share ended."""
+        """Stop after the test that exceeds the CPU limit."""
         if self._end is not None and time.process_time() > self._end:
             self.stopped = True
-            item.session.shouldstop = "the tests had their share of the CPU"
+            item.session.shouldstop = "the tests have used their CPU time"
 
 
 def serve() -> None:
-    """Answer one request after the other, until the input ends."""
+    """Answer requests until the input ends."""
     _import_libraries()
     gc.freeze()
     for line in sys.stdin:
@@ -69,11 +69,11 @@ def serve() -> None:
 
 
 def _run(*, arguments: Sequence[str], folder: str, seconds: float | None) -> int:
-    """Run pytest in a process group of its own; leave its words and its report in a folder."""
+    """Run pytest in its own process group; write its output and report to a folder."""
     os.setsid()
-    words = os.open(Path(folder) / "words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, source in enumerate((nothing, words, words)):
+    for number, source in enumerate((nothing, output, output)):
         os.dup2(source, number)
     report = Report(seconds)
     code = int(pytest.main(list(arguments), plugins=[report]))
@@ -83,7 +83,7 @@ def _run(*, arguments: Sequence[str], folder: str, seconds: float | None) -> int
 
 
 def _import_libraries() -> None:
-    """Import what the product and every test import at the top of a module, and pytest's plugins."""
+    """Import the libraries that product and tests import at module level, and pytest's plugins."""
     texts = [path.read_text(encoding="utf-8") for folder in IMPORTING for path in sorted(Path().glob(folder))]
     imported = {name for text in texts for name in IMPORT.findall(text) if name.partition(".")[0] not in OURS}
     with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def _import_libraries() -> None:
 
 
 def _end(code: int) -> None:
-    """End a fork: with what was to be done at the end, and without taking thousands of modules apart."""
+    """End a fork: run the exit functions, but skip the slow teardown of modules."""
     with suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,6 @@
-"""Generated mutants: what mutmut's operators make of the product's Python, and those of `sql.py` of its SQL.
+"""Generate mutants of the product's Python by mutmut's operators, and of its SQL by those of `sql.py`.
 
-Belongs here: which code is mutated, what is left out and why, the order in which mutants are drawn, and which lines a
-change touched. Does not belong here: examining a mutant (`examining.py`), and its tests (`nearest.py`).
+This module selects the mutated code, the changed lines, and the order of mutants; `nearest.py` selects their tests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kfm_dagster_tests.mutants import nearest, sql
 from kfm_dagster_tests.mutants.examining import Mutant
 
 SHOWN = 60
-"""Characters of a mutated text that are shown, from shortly before it differs."""
+"""Characters of a mutated text to show, beginning shortly before the difference."""
 
 LOGGERS = m.Name("_LOG") | m.Name("_log")
 UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
@@ -36,28 +35,28 @@ UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
     (m.Import(), "names are the linter's"),
     (m.ImportFrom(), "names are the linter's"),
     (m.Expr(value=m.SimpleString()), "a docstring"),
-    (m.Raise(), "what an error says; that it is raised, its condition's mutants ask"),
-    (m.Call(func=m.Attribute(value=LOGGERS)), "what is logged"),
+    (m.Raise(), "the text of an error; the mutants of its condition test that it is raised"),
+    (m.Call(func=m.Attribute(value=LOGGERS)), "the text of a log line"),
     (m.Decorator(), "how a class is declared: frozen, keyword-only, the name of a span"),
-    (m.Assert(), "what the type checker is told"),
-    (m.Lambda(body=m.Name("None")), "a caller who does not listen"),
+    (m.Assert(), "assertions for the type checker"),
+    (m.Lambda(body=m.Name("None")), "a callback without effect"),
     (m.Call(func=m.Name("cast") | m.Name("NewType") | m.Name("TypeVar")), "types are the type checker's"),
     (
         m.Assign(targets=[m.AssignTarget(m.Name(m.MatchRegex("[A-Z].*[a-z].*")))], value=m.Subscript()),
         "the name of a type",
     ),
     (m.Assign(targets=[m.AssignTarget(m.Name("__all__"))]), "names are the linter's"),
-    (m.If(test=m.Name("TYPE_CHECKING")), "is false when it runs"),
+    (m.If(test=m.Name("TYPE_CHECKING")), "is false at run time"),
 ]
-"""What is not mutated, and nothing inside of it."""
+"""Nodes that are not mutated, with everything within them, and the reason."""
 PROSE = m.SimpleString(m.MatchRegex(r"(?s).*\s.*")) | m.FormattedString(
     parts=[m.ZeroOrMore(), m.FormattedStringText(m.MatchRegex(r"(?s).*\s.*")), m.ZeroOrMore()]
 )
-"""A text with a blank is written for people: its facts are asked for, not its words. It stays where it is."""
+"""A text with a space is prose, whose wording tests do not hold; it is not mutated or removed."""
 
 
 class Candidate(Protocol):
-    """A change that can be made."""
+    """A possible change."""
 
     @property
     def file(self) -> str:
@@ -68,12 +67,12 @@ class Candidate(Protocol):
         """Return the number of the line where it begins."""
 
     def mutant(self, root: Path) -> Mutant | None:
-        """Make the change; None where the text would be none of its language."""
+        """Make the change; None if the result is not valid in its language."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCandidate:
-    """A change of a tree of Python."""
+    """A change of a Python syntax tree."""
 
     file: str
     line: int
@@ -82,7 +81,7 @@ class PythonCandidate:
     new: cst.CSTNode
 
     def mutant(self, root: Path) -> Mutant | None:
-        """Make the change; None where no Python comes of it."""
+        """Make the change; None if the result is not valid Python."""
         changed = self.module.deep_replace(self.old, self.new)
         assert isinstance(changed, cst.Module)
         try:
@@ -115,7 +114,7 @@ class SqlCandidate:
 def _mutant(
     candidate: Candidate, *, shown: tuple[str, str], texts: tuple[str, str], choice: nearest.Choice
 ) -> Mutant | None:
-    """Return the mutant of a candidate; None where nothing is near that could notice it."""
+    """Return the mutant of a candidate; None if no test is near."""
     if not choice.tests:
         return None
     old, new = (" ".join(text.split()) for text in shown)
@@ -139,24 +138,24 @@ def _cut(text: str) -> str:
 
 WORD = m.SimpleStatementLine([m.Assign(value=m.SimpleString())])
 VOCABULARY = m.ClassDef(bases=[m.ZeroOrMore(), m.Arg(m.Name("StrEnum")), m.ZeroOrMore()])
-"""The words of a vocabulary are not mutated: one that is stored or shown is in a constraint or a table of its test, and
-any other could be a number as well."""
+"""The values of a StrEnum are not mutated: a value that is stored or shown is in a constraint or in a test's table, and
+any other value is arbitrary."""
 _UNWANTED = {
     name: [matcher for matcher, _ in UNWANTED if type(matcher).__name__ == name]
     for name in {type(matcher).__name__ for matcher, _ in UNWANTED}
 }
-"""The same by the type of node: most have none."""
+"""UNWANTED by the type of node."""
 
 
 class _Mutator(cst.CSTVisitor):
-    """Collects the candidates of one file, or of some lines of it."""
+    """Collects the candidates of a file, or of some of its lines."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
     def __init__(self, file: str, module: cst.Module, lines: Collection[int] | None) -> None:
         super().__init__()
         self._file, self._module, self._lines = file, module, lines
-        self.found: list[PythonCandidate] = []
+        self.candidates: list[PythonCandidate] = []
         self._words: set[cst.CSTNode] = set()
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -169,26 +168,26 @@ class _Mutator(cst.CSTVisitor):
         if any(m.matches(node, matcher) for matcher in _UNWANTED.get(type(node).__name__, ())) or _is_prose(node):
             return False
         if isinstance(node, cst.If):
-            # mutmut has no operator that takes a condition away.
+            # mutmut has no operator that disables a condition.
             self._add(node.test, cst.Name("False"))
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 changes = list(operator(node))
-                # Of a text one change is enough: what asks for its letters asks for their case.
+                # One change of a text is enough: a test that compares its letters also compares their case.
                 for changed in changes[:1] if isinstance(node, cst.SimpleString) else changes:
                     if not _loses_prose(node, changed):
                         self._add(node, changed)
         return True
 
     def _has_lines(self, node: cst.CSTNode) -> bool:
-        """Whether any of the lines is the node's."""
+        """Return whether the node has any of the lines."""
         place = None if self._lines is None else self.get_metadata(PositionProvider, node, None)
         return place is None or any(place.start.line <= line <= place.end.line for line in self._lines or ())
 
     def _add(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
         line = self.get_metadata(PositionProvider, old).start.line
         if self._lines is None or line in self._lines:
-            self.found.append(PythonCandidate(file=self._file, line=line, module=self._module, old=old, new=new))
+            self.candidates.append(PythonCandidate(file=self._file, line=line, module=self._module, old=old, new=new))
 
 
 def _is_prose(node: cst.CSTNode) -> bool:
@@ -205,28 +204,28 @@ def _loses_prose(old: cst.CSTNode, new: cst.CSTNode) -> bool:
 
 
 def candidates(root: Path, file: str, lines: Collection[int] | None = None) -> list[Candidate]:
-    """Return every candidate of a file, or of some lines of it, in the order of the text."""
+    """Return every candidate of a file, or of some of its lines, in the order of the text."""
     text = (root / file).read_text(encoding="utf-8")
     if file.endswith(".sql"):
-        found = [
+        listed = [
             SqlCandidate(file=file, line=text.count("\n", 0, edit.start) + 1, text=text, edit=edit)
             for edit in sql.edits(text)
         ]
-        return sorted((one for one in found if lines is None or one.line in lines), key=lambda one: one.line)
+        return sorted((item for item in listed if lines is None or item.line in lines), key=lambda item: item.line)
     wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     mutator = _Mutator(file, wrapper.module, lines)
     wrapper.visit(mutator)
-    return list(mutator.found)
+    return list(mutator.candidates)
 
 
 def mutated_files(root: Path) -> list[str]:
-    """Return the files that are mutated, as paths from the root: all of the product's Python and SQL."""
+    """Return the paths, from the root, of the product's Python and SQL files."""
     paths = chain((root / "kfm_dagster").rglob("*.py"), (root / "sql").rglob("*.sql"))
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
 def room(file: str) -> str:
-    """Return where a file belongs: `ledger`, `sql/queries`; `kfm_dagster` for what is in no room."""
+    """Return a file's room: `ledger`, `sql/queries`; `kfm_dagster` for a file in no room."""
     parts = file.split("/")
     if parts[0] == "sql":
         return "/".join(parts[:2])
@@ -234,12 +233,11 @@ def room(file: str) -> str:
 
 
 def drawn(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
-    """Draw candidates from all rooms in turn, of these lines of each file (None: of all).
+    """Draw candidates from all rooms in turn, from these lines of each file (None: all lines).
 
-    Within a room a file is drawn by its size, and is read once it is drawn; within a file one candidate of each line
-    comes before a second one of any.
+    Within a room a file is drawn with a probability by its size. Within a file one candidate of each line comes before
+    any second candidate of a line.
     """
-    # Drawn by a seed, as a sample: nothing is secret.
     chance = random.Random(seed)
     rooms: dict[str, list[str]] = defaultdict(list)
     for file in sorted(files):
@@ -247,7 +245,7 @@ def drawn(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str)
     order = sorted(rooms)
     chance.shuffle(order)
     turns = [_of_room(root, {file: files[file] for file in rooms[name]}, seed=f"{seed} {name}") for name in order]
-    return (one for turn in zip_longest(*turns) for one in turn if one is not None)
+    return (candidate for turn in zip_longest(*turns) for candidate in turn if candidate is not None)
 
 
 def _of_room(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
@@ -261,36 +259,36 @@ def _of_room(root: Path, files: Mapping[str, Collection[int] | None], *, seed: s
         file = chance.choices(list(sizes), weights=list(sizes.values()))[0]
         if file not in read:
             read[file] = _of_file(candidates(root, file, files[file]), chance)
-        if (one := next(read[file], None)) is None:
+        if (candidate := next(read[file], None)) is None:
             del sizes[file]
         else:
-            yield one
+            yield candidate
 
 
-def _of_file(found: Sequence[Candidate], chance: random.Random) -> Iterator[Candidate]:
+def _of_file(in_file: Sequence[Candidate], chance: random.Random) -> Iterator[Candidate]:
     lines: dict[int, list[Candidate]] = defaultdict(list)
-    for one in found:
-        lines[one.line].append(one)
+    for candidate in in_file:
+        lines[candidate.line].append(candidate)
     groups = list(lines.values())
     chance.shuffle(groups)
     for group in groups:
         chance.shuffle(group)
-    return (one for round_ in zip_longest(*groups) for one in round_ if one is not None)
+    return (candidate for round_ in zip_longest(*groups) for candidate in round_ if candidate is not None)
 
 
 def changed_lines(root: Path, base: str) -> dict[str, set[int]]:
-    """Return the lines of product files and of SQL that are new since a commit, by number.
+    """Return the numbers of the lines of product files and SQL that are new since a commit.
 
-    What was only moved or indented is not new: a line that was there before, wherever it was.
+    A moved or indented line is not new.
     """
     files = set(mutated_files(root))
     git = ["git", "-C", str(root)]
     differing = ["diff", "-w", "-U0", "--no-color", "--no-ext-diff", "--no-prefix", base, "--", "kfm_dagster", "sql"]
-    said = subprocess.run([*git, *differing], check=True, capture_output=True, text=True).stdout
-    gone = Counter(line[1:].strip() for line in said.splitlines() if re.match(r"-(?!-- )", line))
-    found: dict[str, set[int]] = defaultdict(set)
+    diff = subprocess.run([*git, *differing], check=True, capture_output=True, text=True).stdout
+    gone = Counter(line[1:].strip() for line in diff.splitlines() if re.match(r"-(?!-- )", line))
+    new_lines: dict[str, set[int]] = defaultdict(set)
     file, number = "", 0
-    for line in said.splitlines():
+    for line in diff.splitlines():
         if line.startswith("+++ "):
             file = line.removeprefix("+++ ")
         elif hunk := re.match(r"@@ -\S+ \+(\d+)", line):
@@ -300,9 +298,9 @@ def changed_lines(root: Path, base: str) -> dict[str, set[int]]:
             if gone[text] > 0:
                 gone[text] -= 1
             else:
-                found[file].add(number)
+                new_lines[file].add(number)
             number += 1
     known = subprocess.run([*git, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout.split("\0")
     for file in (changed_paths(root, base) & files) - set(known):
-        found[file] = set(range(1, len((root / file).read_text(encoding="utf-8").splitlines()) + 1))
-    return {file: lines for file, lines in found.items() if file in files}
+        new_lines[file] = set(range(1, len((root / file).read_text(encoding="utf-8").splitlines()) + 1))
+    return {file: lines for file, lines in new_lines.items() if file in files}

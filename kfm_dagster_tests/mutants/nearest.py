@@ -1,17 +1,15 @@
-"""The tests that are nearest to a place in the product: which of them a generated mutant runs, and in which order.
+"""Select the tests that a generated mutant runs, and their order: those nearest to the mutated code.
 
-First come the tests that the list's rows name for the place, then:
+The first are the tests named by the list's rows for the code. Then:
 
-- of a module of Python, the tests that import it or name it, those of its room before others; the rest of its room, by
-  what they name of it; the tests of the modules that import it;
-- of a statement, the tests that name it, then those of the modules that run it, which are found by its quoted name;
-- of the schema, the tests that name the constraint, the trigger or the table, then those of the modules whose
+- for a Python module, the tests that import or name it, its room's first; the other tests of its room, by the names of
+  the module that they use; the tests of the modules that import it;
+- for a statement, the tests that name it, then those of the modules that run it, which quote its name;
+- for the schema, the tests that name the constraint, the trigger or the table, then those of the modules whose
   statements name the table.
 
-At most NEAREST modules of tests, then the next FURTHER for a mutant that survived these; none that takes long for one
-line (`FAR`, `SLOW`, `MARKS`).
-
-Belongs here: the rules, and what is an exception from them. Does not belong here: what is mutated (`generating.py`).
+A mutant runs at most NEAREST modules of tests, a survivor also the next FURTHER. Slow tests are excluded (`FAR`,
+`SLOW`, `MARKS`).
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ from kfm_dagster_tests.order_plugin import LONGEST
 NEAREST = 8
 """Modules of tests in a mutant's first look."""
 FURTHER = 16
-"""Modules of tests in the second look, of a mutant that survived the first."""
+"""Modules of tests in the second look, for a mutant that survived the first."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
-"""Folders of tests that walk, draw or measure, instead of holding one rule."""
+"""Folders of tests that do not hold a single rule: walks, drawings, measurements."""
 SLOW = {
     *LONGEST,
     "ledger/test_ledger_plans.py",
     *("test_imports.py", "test_selection.py", "test_wheel.py"),
 }
-"""Tests of many processes, of many rows, of the tree as a whole, and the longest, beside the walks."""
+"""Slow tests besides the walks: of many processes or rows, of the whole tree, and the longest."""
 MARKS = "not deployment and not browser"
-"""Of the cases of a module, those that start neither a daemon nor a browser."""
+"""Excludes the cases that start a daemon or a browser."""
 EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/failpoints.py": ["ledger/test_ledger_store.py"],
     "kfm_dagster/console/serving.py": ["cli/test_console_command.py"],
@@ -59,12 +57,12 @@ EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/views/feeds.py": ["cli/test_mcp_command.py", "console/test_api.py", "integration/test_gaps.py"],
     "kfm_dagster/views/units.py": ["cli/test_mcp_command.py", "console/test_api.py"],
 }
-"""Tests that come first for a file, against the rules."""
+"""Tests that come first for a file, as exceptions from the rules."""
 SQLITE, POSTGRESQL = "not postgresql", "not sqlite"
-"""Python, and a statement in one form, are the same on both databases, so the quicker one is asked."""
+"""Python, and a statement in one form, behave alike on both databases, so they are tested on the faster one."""
 
 ONE_SERVER = {"backups", "roles"}
-"""The rooms whose statements are PostgreSQL's alone: SQLite has no roles, and archives nothing."""
+"""Rooms whose statements are for PostgreSQL only: SQLite has no roles and no archiving."""
 
 _MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+")
 _FROM = re.compile(r"^\s*from (kfm_dagster[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -83,7 +81,7 @@ _ONLY = re.compile(r"^-- (sqlite|postgresql): \S", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The tests of a place, as paths from the root, and which of their cases (`-k`; all, where it is empty)."""
+    """The tests of a place as paths from the root, and their cases (`-k`; all if empty)."""
 
     tests: tuple[str, ...]
     further: tuple[str, ...]
@@ -95,7 +93,7 @@ class Choice:
 
 
 class Tree:
-    """The texts below a root, read once: the product, its tests and the rows of the list."""
+    """The texts below a root: the product, its tests and the rows of the list."""
 
     def __init__(self, root: Path, rows: Iterable[Mutant] = ()) -> None:
         self.root = root
@@ -103,59 +101,59 @@ class Tree:
 
     @cached_property
     def product(self) -> Mapping[str, str]:
-        """The product's modules."""
+        """Return the product's modules."""
         return self._texts("kfm_dagster", "*.py")
 
     @cached_property
     def tests(self) -> Mapping[str, str]:
-        """The tests that a mutant may run."""
-        found = self._texts("kfm_dagster_tests", "test_*.py")
+        """Return the tests that a mutant may run."""
+        modules = self._texts("kfm_dagster_tests", "test_*.py")
         walks, _ = selection.load()
         slow = SLOW | {test for walk in walks for test in walk.tests}
-        return {file: text for file, text in found.items() if _room(file) not in FAR and _name(file) not in slow}
+        return {file: text for file, text in modules.items() if _room(file) not in FAR and _name(file) not in slow}
 
     @cached_property
     def words(self) -> Mapping[str, frozenset[str]]:
-        """The words of each of the tests."""
+        """Return the words of each test module."""
         return {file: frozenset(re.findall(r"\w+", text)) for file, text in self.tests.items()}
 
     @cached_property
     def quoted(self) -> Mapping[str, set[str]]:
-        """The names that begin a text in the product, and the modules where they do."""
-        found: dict[str, set[str]] = defaultdict(set)
+        """Return the names at the beginning of quoted texts in the product, with their modules."""
+        modules: dict[str, set[str]] = defaultdict(set)
         for file, text in self.product.items():
             for name in _QUOTED.findall(text):
-                found[name].add(file)
-        return found
+                modules[name].add(file)
+        return modules
 
     @cached_property
     def tables(self) -> frozenset[str]:
-        """The tables and views of the schema."""
+        """Return the tables and views of the schema."""
         schema = self._texts("sql/schema", "*.sql").values()
         return frozenset(name for text in schema for name in _TABLE.findall(text))
 
     @cached_property
     def users(self) -> Mapping[str, set[str]]:
-        """The words of every statement, and the modules that run one with it."""
-        found: dict[str, set[str]] = defaultdict(set)
+        """Return the words of all statements, with the modules that run a statement with the word."""
+        modules: dict[str, set[str]] = defaultdict(set)
         for query, text in self._texts("sql/queries", "*.sql").items():
             for identifier, block in _statements(text):
                 for word in set(re.findall(r"\w+", block)):
-                    found[word].update(self._runners(Path(query).stem, identifier))
-        return found
+                    modules[word].update(self._runners(Path(query).stem, identifier))
+        return modules
 
     @cached_property
     def importers(self) -> Mapping[str, frozenset[str]]:
-        """The modules of the product that import each of them."""
+        """Return the product's modules that import each module."""
         return self._inverted(self.product)
 
     @cached_property
     def namers(self) -> Mapping[str, frozenset[str]]:
-        """The tests that import or name each module of the product."""
+        """Return the tests that import or name each module of the product."""
         return self._inverted(self.tests)
 
     def of_module(self, file: str, line: int = 0) -> Choice:
-        """Return the tests of a module, or of a line of it: one that names PostgreSQL is asked there."""
+        """Return the tests of a module, or of its line; a line that names PostgreSQL is tested there."""
         lines = self.product[file].splitlines()
         cases = POSTGRESQL if 0 < line <= len(lines) and _SERVER.search(lines[line - 1]) else SQLITE
         exceptions = (f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ()))
@@ -178,25 +176,25 @@ class Tree:
         room, folder = Path(file).stem, Path(file).parent.name
         runners = self._runners(room, identifier)
         named = [test for test, words in self.tests.items() if f"{room}.{identifier}" in words]
-        found = [*self._listed(file, text[begin:end]), *named, *self._of_modules(runners)]
+        modules = [*self._listed(file, text[begin:end]), *named, *self._of_modules(runners)]
         cases = "" if folder == "pgstac" else POSTGRESQL if room in ONE_SERVER else _cases(text[begin:end])
-        return self._choice(found, cases)
+        return self._choice(modules, cases)
 
     def _of_schema(self, file: str, text: str, start: int) -> Choice:
         begin = max((match.end() + 1 for match in _END.finditer(text, 0, start)), default=0)
         end = match.end() if (match := _END.search(text, start)) else len(text)
         block = text[begin:end]
-        # The nearest name first: that of the constraint, then what it belongs to.
+        # The nearest name first: the constraint, then its table.
         names = re.findall(r"\bCONSTRAINT (\w+)", text[begin : text.find("\n", start)])[-1:]
         names += [name for match in _HEAD.finditer(block) for name in match.groups() if name]
         tables = [word for word in re.findall(r"\w+", block) if word in self.tables]
         names += re.findall(r"^@refuse\(\s*\w+, [^,]*(?:\([^)]*\))?[^,]*, (\w+)", block)
-        found = self._listed(file, block)
+        modules = self._listed(file, block)
         for name in names:
-            found += sorted(test for test, words in self.words.items() if name in words)
+            modules += sorted(test for test, words in self.words.items() if name in words)
         users = self._of_modules(sorted({user for table in tables[:1] for user in self.users.get(table, ())}))
-        found += sorted(users, key=lambda test: not self.words[test] & set(tables))
-        return self._choice(found, _cases(block))
+        modules += sorted(users, key=lambda test: not self.words[test] & set(tables))
+        return self._choice(modules, _cases(block))
 
     def _listed(self, file: str, block: str) -> list[str]:
         return list(self._named_by(row.test for row in self._rows if row.file == file and row.old in block))
@@ -206,7 +204,7 @@ class Tree:
             yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
 
     def _runners(self, room: str, identifier: str) -> list[str]:
-        """Return the modules that run a statement: they quote its name, its identifier, or another of its room."""
+        """Return the modules that run a statement: they quote its name, its identifier, or its room's other names."""
         if near := self.quoted.get(f"{room}.{identifier}"):
             return sorted(near)
         if near := {file for file in self.quoted.get(identifier, ()) if room in re.split(r"[/.]", file)}:
@@ -214,7 +212,7 @@ class Tree:
         return sorted({file for text, files in self.quoted.items() if text.startswith(f"{room}.") for file in files})
 
     def _of_modules(self, files: Iterable[str]) -> list[str]:
-        """Return the tests of modules, the nearest first: by their names, by what they import, by what they name."""
+        """Return the tests of modules, the nearest first: by their names, their imports, and used names."""
         files = list(files)
         rooms = {_room(file) for file in files}
         defined = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
@@ -223,7 +221,7 @@ class Tree:
         indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
         parts = {part for file in files for part in _parts(file)}
         if "cli" in rooms:
-            # A command is called by its name, and imported by none.
+            # Tests call a command by its name instead of importing it.
             called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(parts))})\"")
             direct.update(test for test, text in self.tests.items() if called.search(text))
 
@@ -242,16 +240,16 @@ class Tree:
 
         return sorted({*direct, *indirect, *(test for test in self.tests if _room(test) in rooms)}, key=order)
 
-    def _choice(self, found: Iterable[str], cases: str) -> Choice:
-        near = [test for test in dict.fromkeys(found) if test in self.tests]
+    def _choice(self, modules: Iterable[str], cases: str) -> Choice:
+        near = [test for test in dict.fromkeys(modules) if test in self.tests]
         return Choice(tests=tuple(near[:NEAREST]), further=tuple(near[NEAREST : NEAREST + FURTHER]), cases=cases)
 
     def _inverted(self, texts: Mapping[str, str]) -> Mapping[str, frozenset[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+        modules: dict[str, set[str]] = defaultdict(set)
         for file, text in texts.items():
             for module in self._modules(text):
-                found[module].add(file)
-        return {module: frozenset(files) for module, files in found.items()}
+                modules[module].add(file)
+        return {module: frozenset(files) for module, files in modules.items()}
 
     def _modules(self, text: str) -> set[str]:
         """Return the files of the modules that a text imports or names."""

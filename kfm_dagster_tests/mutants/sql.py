@@ -1,19 +1,18 @@
-"""Generated mutants of SQL: what its operators make of a text of `sql/`, with the project's macros in it.
+"""Generate mutants of SQL texts with the project's macros, by these operators.
 
 | operator | changes |
 |---|---|
-| a condition of AND is dropped | `a AND b` into `a` and into `b`, and so each condition of `@refuse` |
+| a condition of AND is dropped | `a AND b` into `a` and into `b`, also each condition of `@refuse` |
 | a member of IN is dropped | `c IN ('x', 'y')` into `c IN ('x')` and `c IN ('y')` |
 | a bound is moved | `<` into `<=`, `<=` into `<`, `>` into `>=`, `>=` into `>` |
 | NOT is dropped | `NOT a`, `NOT EXISTS`, `NOT IN`, `IS NOT NULL` |
-| branches of CASE are swapped | `THEN a ELSE b` into `THEN b ELSE a`, and so each two that stand side by side |
+| branches of CASE are swapped | `THEN a ELSE b` into `THEN b ELSE a`, and each two adjacent branches |
 
-Not mutated: an index that is not unique, which changes no row; `NOT NULL` of a column, which is the type's; a set of
-frames (`ROWS BETWEEN a AND b`); `c IN (...)` before `AND c = ...`, which names a partial index and changes no row.
+Not mutated: a non-unique index, which does not change rows; a column's `NOT NULL`, which belongs to the type; a window
+frame (`ROWS BETWEEN a AND b`); `c IN (...)` before `AND c = ...`, which selects a partial index and does not change
+rows.
 
-Belongs here: the operators and the scanner. Does not belong here: which files and in which order (`generating.py`), and
-which tests are nearest (`nearest.py`). Why a scanner and no parser: the parsers of SQL know no macros, and a text that
-they print differs from what they read in more than the change.
+A scanner is used because SQL parsers do not know the macros, and print an unchanged text differently.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TOKEN = re.compile(
 )
 _SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 _LEFT = {"WHERE", "ON", "WHEN", "HAVING", "AND", "OR", "IF", "FILTER", "THEN", "ELSE", "SELECT", "NOT"}
-"""Words behind which a condition begins."""
+"""Words after which a condition begins."""
 _RIGHT = {
     *("AND", "OR", "GROUP", "ORDER", "LIMIT", "HAVING", "WINDOW", "THEN", "ELSE", "RETURNING", "UNION", "EXCEPT"),
     *("INNER", "LEFT", "CROSS", "JOIN", "FULL", "BEGIN", "FOR", "ON", "WHERE", "END", "AS", "EXECUTE", "DO"),
@@ -45,7 +44,7 @@ _NOT_NEGATED = {"MATERIALIZED", "VALID", "DEFERRABLE", "INDEXED"}
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A piece of the text that is no blank and no comment."""
+    """A part of the text other than spaces and comments."""
 
     word: str
     start: int
@@ -66,7 +65,7 @@ class Edit:
 
 
 def edits(text: str) -> Iterator[Edit]:
-    """Give every change that the operators make to a text, in no order."""
+    """Yield every change of a text by the operators, unordered."""
     tokens = scanned(text)
     partners = _partners(tokens)
     plain = _outside_indexes(tokens)
@@ -88,7 +87,7 @@ def edits(text: str) -> Iterator[Edit]:
 
 
 def scanned(text: str) -> list[Token]:
-    """Return the tokens of a text; words of SQL and macros in capitals, texts and parameters as they are."""
+    """Return the tokens of a text: words and macros in capitals, string literals and parameters unchanged."""
     return [
         Token(
             word=match[0].upper() if match["word"] and match[0][0] != ":" else match[0],
@@ -101,16 +100,16 @@ def scanned(text: str) -> list[Token]:
 
 
 def _partners(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return the place of the end of each parenthesis and each CASE by its beginning, and the other way round."""
-    found: dict[int, int] = {}
+    """Return the position of each parenthesis's and CASE's end by its beginning, and the reverse."""
+    partners: dict[int, int] = {}
     open_: list[int] = []
     for place, token in enumerate(tokens):
         if token.word in _OPENING:
             open_.append(place)
         elif token.word == ")" or (token.word == "END" and open_ and tokens[open_[-1]].word == "CASE"):
-            found[place] = open_.pop()
-            found[found[place]] = place
-    return found
+            partners[place] = open_.pop()
+            partners[partners[place]] = place
+    return partners
 
 
 def _outside_indexes(tokens: Sequence[Token]) -> list[bool]:
@@ -135,7 +134,7 @@ def _negates(tokens: Sequence[Token], place: int) -> bool:
 
 
 def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: int) -> int:
-    """Return the place of the last token of the condition beside an AND, on one side of it."""
+    """Return the position of the last token of the condition on one side of an AND."""
     ends = (_LEFT if step < 0 else _RIGHT) | {",", ";"}
     bracket = _OPENING if step < 0 else _CLOSING
     at = place + step
@@ -154,7 +153,7 @@ def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: 
 
 
 def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
-    """Whether an AND is that of BETWEEN: going back, BETWEEN comes before another AND or the condition's begin."""
+    """Return whether an AND belongs to BETWEEN: scan back to BETWEEN, or to the condition's beginning."""
     at = place - 1
     while at >= 0:
         word = tokens[at].word
@@ -167,7 +166,7 @@ def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -
 
 
 def _conditions(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
-    """Drop the condition behind an AND, and before the first one of several, the one before it."""
+    """Drop the condition after an AND; for the first AND also the condition before it."""
     begin, end = _reach(tokens, partners, place, -1), _reach(tokens, partners, place, 1)
     if not _names_an_index(tokens, partners, end + 1):
         yield Edit(start=tokens[place - 1].end, end=tokens[end].end, new="")
@@ -176,7 +175,7 @@ def _conditions(tokens: Sequence[Token], partners: dict[int, int], place: int) -
 
 
 def _listed(tokens: Sequence[Token], partners: dict[int, int], place: int) -> list[tuple[int, int]]:
-    """Return the first and last places of what stands between the commas of a parenthesis."""
+    """Return the first and last positions of each element of a parenthesis."""
     parts, begin, at = [], place + 1, place + 1
     while at < partners[place]:
         if tokens[at].word == ",":
@@ -189,7 +188,7 @@ def _listed(tokens: Sequence[Token], partners: dict[int, int], place: int) -> li
 
 
 def _names_an_index(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
-    """Whether an AND stands between `c IN (...)` and `c = ...`."""
+    """Return whether an AND is between `c IN (...)` and `c = ...`."""
     begin = partners.get(place - 1)
     if begin is None or place + 2 >= len(tokens) or tokens[place].word != "AND" or tokens[begin - 1].word != "IN":
         return False
@@ -219,7 +218,7 @@ def _without(tokens: Sequence[Token], parts: Sequence[tuple[int, int]]) -> Itera
 
 
 def _branches(text: str, tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
-    """Swap what two branches that stand side by side give."""
+    """Swap the results of two adjacent branches."""
     results: list[tuple[int, int]] = []
     begin, at = None, place + 1
     while at <= partners[place]:

@@ -1,15 +1,20 @@
-"""Generated mutants: what is mutated and what is not, their order, the tests nearest to them, which lines are new."""
+"""Generated mutants: the mutated code, their order, the tests nearest to them, and new lines."""
 
 from __future__ import annotations
 
 import subprocess
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kfm_dagster_tests.mutants.examining import ROOT, Mutant
 from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, Tree, tree
+
+if TYPE_CHECKING:
+    from kfm_dagster_tests.mutants.generating import Candidate
 
 FILE = "kfm_dagster/ledger/rule.py"
 MODULE = '''\
@@ -31,17 +36,17 @@ def source(root: Path, text: str, *, file: str = FILE) -> Path:
 
 
 def changes(root: Path, text: str) -> set[str]:
-    """Each mutant's line of a text, as it is changed."""
+    """Return the changed lines of all mutants of a text."""
     from kfm_dagster_tests.mutants.generating import candidates
 
     source(root, text)
     before = (root / FILE).read_text(encoding="utf-8").splitlines()
-    found = set()
-    for one in candidates(root, FILE):
-        mutant = one.mutant(root)
+    changed = set()
+    for candidate in candidates(root, FILE):
+        mutant = candidate.mutant(root)
         if mutant is not None:
-            found |= set(mutant.new.splitlines()) - set(before)
-    return {line.strip() for line in found}
+            changed |= set(mutant.new.splitlines()) - set(before)
+    return {line.strip() for line in changed}
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +55,6 @@ def _nearest(tmp_path: Path) -> None:
 
 
 def test_rules_are_mutated(tmp_path: Path) -> None:
-    found = changes(tmp_path, MODULE)
     assert {
         "if False:",
         "if limit <= 1:",
@@ -60,10 +64,10 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
         'return [unit for unit in units if unit.status == "pending" or not unit.leased][:limit]',
         'return [unit for unit in units if unit.status == "pending" and unit.leased][:limit]',
         'return [unit for unit in units if unit.status == "XXpendingXX" and not unit.leased][:limit]',
-    } <= found
+    } <= changes(tmp_path, MODULE)
 
 
-def test_what_no_test_should_hold_is_not_mutated(tmp_path: Path) -> None:
+def test_prose_types_and_declarations_are_not_mutated(tmp_path: Path) -> None:
     for text in (
         '"""A docstring."""\n',
         "from a import b\n",
@@ -84,7 +88,7 @@ def test_what_no_test_should_hold_is_not_mutated(tmp_path: Path) -> None:
         assert changes(tmp_path, text) == set(), text
 
 
-def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_import(tmp_path: Path) -> None:
+def test_tests_are_ordered_by_rows_then_names_then_imports(tmp_path: Path) -> None:
     imports = "from kfm_dagster.ledger import rule\n"
     source(tmp_path, MODULE)
     source(tmp_path, imports, file="kfm_dagster/stages/user.py")
@@ -104,7 +108,7 @@ def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_
     assert [test.partition("/")[2] for test in choice.tests] == list(texts)[:-1]
 
 
-def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> None:
+def test_every_module_and_every_sql_text_has_near_tests() -> None:
     from kfm_dagster_tests.mutants.generating import candidates, mutated_files, room
 
     of_tree = tree(ROOT)
@@ -120,7 +124,9 @@ def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> No
     choices = {
         (file, line): of_tree.of_sql(file, line) if file.endswith(".sql") else of_tree.of_module(file)
         for file in files
-        for line in (sorted({one.line for one in candidates(ROOT, file)})[::7] if file.endswith(".sql") else [0])
+        for line in (
+            sorted({candidate.line for candidate in candidates(ROOT, file)})[::7] if file.endswith(".sql") else [0]
+        )
     }
     assert {place for place, choice in choices.items() if not 0 < len(choice.tests) <= NEAREST} == set()
     near = {test for choice in choices.values() for test in choice.tests}
@@ -128,24 +134,27 @@ def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> No
     assert len(near) > 200
 
 
-def test_rooms_are_drawn_in_turn_and_in_a_room_one_mutant_of_each_line_first(tmp_path: Path) -> None:
+def test_rooms_are_drawn_in_turn_and_each_line_once_before_any_twice(tmp_path: Path) -> None:
     from kfm_dagster_tests.mutants.generating import candidates, drawn
 
     other = "sql/queries/rule.sql"
     source(tmp_path, MODULE)
     source(tmp_path, "WHERE a AND b\n", file=other)
     files = {FILE: None, other: None}
-    found = [one for file in files for one in candidates(tmp_path, file)]
-    order = list(drawn(tmp_path, files, seed="3"))
-    assert sorted((one.file, one.line) for one in order) == sorted((one.file, one.line) for one in found)
-    assert [{one.file for one in order[place : place + 2]} for place in (0, 2)] == [{FILE, other}] * 2
-    ours = [one.line for one in order if one.file == FILE]
-    assert set(ours[: len(set(ours))]) == set(ours)
-    assert [(one.file, one.line) for one in drawn(tmp_path, files, seed="3")] == [(one.file, one.line) for one in order]
-    assert ours != [one.line for one in drawn(tmp_path, {FILE: None}, seed="4")]
+
+    def places(drawing: Iterable[Candidate]) -> list[tuple[str, int]]:
+        return [(candidate.file, candidate.line) for candidate in drawing]
+
+    order = places(drawn(tmp_path, files, seed="3"))
+    assert sorted(order) == sorted(place for file in files for place in places(candidates(tmp_path, file)))
+    assert [{file for file, _ in order[first : first + 2]} for first in (0, 2)] == [{FILE, other}] * 2
+    lines = [line for file, line in order if file == FILE]
+    assert set(lines[: len(set(lines))]) == set(lines)
+    assert places(drawn(tmp_path, files, seed="3")) == order
+    assert lines != [line for _, line in places(drawn(tmp_path, {FILE: None}, seed="4"))]
 
 
-def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
+def test_only_lines_that_are_new_since_a_commit_are_mutated(tmp_path: Path) -> None:
     from kfm_dagster_tests.mutants.generating import candidates, changed_lines
 
     def git(*arguments: str) -> None:
@@ -166,10 +175,10 @@ def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
     git("commit", "-qam", "second")
     assert changed_lines(tmp_path, "HEAD") == {new: {1, 2}}
     assert changed_lines(tmp_path, "HEAD~1") == {FILE: {1, 3, 4}, new: {1, 2}}
-    assert {one.line for one in candidates(tmp_path, FILE, {1, 3, 4})} == {3, 4}
+    assert {candidate.line for candidate in candidates(tmp_path, FILE, {1, 3, 4})} == {3, 4}
 
 
-def test_a_change_has_a_base_and_what_has_candidates_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_needs_a_base_and_without_candidates_nothing_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     from kfm_dagster_tests.mutants.__main__ import main
 
     with pytest.raises(SystemExit) as ended:

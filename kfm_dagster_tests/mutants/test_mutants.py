@@ -1,4 +1,4 @@
-"""The mutants' own test: the list fits the code, a sample of it is killed, and the examination can fail."""
+"""The mutants' own tests: the list fits the code, a sample is killed, and the examination can fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kfm_dagster_tests.mutants.examining import (
 FAST = ("test_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
 """Tests without a database."""
 SMALL = "test_small.py"
-"""A test that the copy alone has."""
+"""A test that exists only in the copy."""
 HARMLESS = Mutant(
     rule="nothing",
     file="kfm_dagster/plural.py",
@@ -38,40 +38,40 @@ HARMLESS = Mutant(
     test=SMALL,
 )
 BREAKING = "import nothing_of_that_name"
-LEAST = 600
+MINIMUM = 600
 SELECTING = {"and", "or", "not", "sqlite", "postgresql"}
-"""Words of `-k` that are not of a test's name."""
+"""Words of `-k` that are not part of a test's name."""
 SEED = 8
 
 
 @pytest.fixture(scope="module")
 def copy() -> Iterator[Copy]:
-    with copied() as made:
+    with copied() as copy_of_checkout:
         small = "from kfm_dagster import plural\n\n\ndef test_small():\n    assert plural\n"
-        (made.folder / SMALL).write_text(small, encoding="utf-8")
-        yield made
+        (copy_of_checkout.folder / SMALL).write_text(small, encoding="utf-8")
+        yield copy_of_checkout
 
 
 def test_every_row_of_the_list_fits_the_code_and_names_tests_that_exist() -> None:
     rows = load()
-    assert len({mutant.rule for mutant in rows}) == len(rows) >= LEAST
+    assert len({mutant.rule for mutant in rows}) == len(rows) >= MINIMUM
     assert [line for mutant in rows for line in faults(mutant)] == []
 
 
 def faults(mutant: Mutant) -> list[str]:
-    """What is wrong with a row: its place, its change, the files and the functions that its test names."""
+    """Return a row's faults: its place, its change, the files and functions that its test names."""
     arguments = mutant.arguments
     expression = arguments.index("-k") if "-k" in arguments else len(arguments)
     files = [name.partition("::")[0] for name in arguments[:expression]]
     texts = "".join((ROOT / name).read_text(encoding="utf-8") for name in files if (ROOT / name).is_file())
-    asked = " ".join([*arguments[expression:], *mutant.test.split("::")[1:]])
+    selected = " ".join([*arguments[expression:], *mutant.test.split("::")[1:]])
     wrong = [
         mutant.misplaced(ROOT),
-        "the change changes nothing" if mutant.new == mutant.old else None,
+        "the change has no effect" if mutant.new == mutant.old else None,
         *(f"{name} does not exist" for name in files if not (ROOT / name).is_file()),
         *(
             f"no test is named {name}"
-            for name in re.findall(r"\btest_\w+(?![\w./])", asked)
+            for name in re.findall(r"\btest_\w+(?![\w./])", selected)
             if f"def {name}" not in texts
         ),
         *(
@@ -83,13 +83,13 @@ def faults(mutant: Mutant) -> list[str]:
     return [f"{mutant.rule}: {fault}" for fault in wrong if fault]
 
 
-def test_a_rule_that_the_list_had_is_there_or_is_retired_for_a_reason() -> None:
+def test_a_rule_of_the_base_is_still_listed_or_retired() -> None:
     if (base := base_commit()) is None:
         pytest.skip("there is no commit to compare with")
     assert lost(ROOT, base) == set()
 
 
-def test_a_rule_is_lost_when_neither_the_list_nor_the_retired_ones_have_it(tmp_path: Path) -> None:
+def test_a_rule_is_lost_if_it_is_neither_listed_nor_retired(tmp_path: Path) -> None:
     folder, retired = (tmp_path / path.relative_to(ROOT) for path in (RULES, RETIRED))
     folder.mkdir(parents=True)
 
@@ -114,10 +114,10 @@ def test_a_rule_is_lost_when_neither_the_list_nor_the_retired_ones_have_it(tmp_p
 @pytest.mark.clause("BEY-17")
 def test_a_sample_of_the_mutants_is_killed(copy: Copy) -> None:
     assert imported_from(copy) == copy.folder / "kfm_dagster"
-    sample = random.Random(SEED).sample([one for one in load() if any(name in one.test for name in FAST)], 2)
-    found = [copy.examine(mutant) for mutant in sample]
-    assert all(one.failed for one in found)
-    assert [one.fate for one in copy.confirmed(found)] == [StepResult.KILLED] * len(sample)
+    sample = random.Random(SEED).sample([row for row in load() if any(name in row.test for name in FAST)], 2)
+    examined = [copy.examine(mutant) for mutant in sample]
+    assert all(result.failed for result in examined)
+    assert [result.fate for result in copy.confirmed(examined)] == [StepResult.KILLED] * len(sample)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +132,15 @@ def test_a_sample_of_the_mutants_is_killed(copy: Copy) -> None:
         ({"old": "a text that is not there"}, StepResult.BROKEN),
     ],
 )
-def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(
+def test_a_mutant_without_a_failed_test_is_not_counted_as_killed(
     copy: Copy, change: dict[str, str], fate: StepResult
 ) -> None:
     path = copy.folder / HARMLESS.file
-    sound = path.read_text(encoding="utf-8")
-    found = copy.examine(replace(HARMLESS, **change))
-    assert found.fate is fate
-    assert bool(found.why) is (fate is not StepResult.KILLED)
-    assert path.read_text(encoding="utf-8") == sound
+    original = path.read_text(encoding="utf-8")
+    result = copy.examine(replace(HARMLESS, **change))
+    assert result.fate is fate
+    assert bool(result.why) is (fate is not StepResult.KILLED)
+    assert path.read_text(encoding="utf-8") == original
 
 
 def test_a_survivor_is_examined_a_second_time_by_its_further_tests(copy: Copy) -> None:
@@ -157,21 +157,21 @@ def test_a_survivor_is_examined_a_second_time_by_its_further_tests(copy: Copy) -
     assert copy.examine_twice(HARMLESS, end=time.monotonic() + 0.01) is None
 
 
-def test_a_test_that_hangs_is_ended_with_its_fork(copy: Copy) -> None:
+def test_a_hanging_test_is_killed_with_its_fork(copy: Copy) -> None:
     old = "from __future__ import annotations"
     hanging = replace(HARMLESS, old=old, new="import time\ntime.sleep(600)", any_end=True)
     assert copy.examine(hanging, timeout=1).fate is StepResult.BROKEN
     assert copy.examine(HARMLESS).fate is StepResult.SURVIVED
 
 
-def test_a_test_that_fails_or_is_skipped_without_the_mutant_has_not_noticed_it(copy: Copy) -> None:
+def test_a_test_that_also_fails_without_the_mutant_does_not_count(copy: Copy) -> None:
     path = copy.folder / "test_that_fails.py"
     path.write_text("def test_that_fails():\n    assert False\n", encoding="utf-8")
-    found = copy.examine(replace(HARMLESS, test=path.name))
-    assert found.fate is StepResult.KILLED
-    # The case of a second one is there only with its mutant.
-    other = replace(found, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
-    assert {one.fate for one in copy.confirmed([found, other])} == {StepResult.BROKEN}
+    result = copy.examine(replace(HARMLESS, test=path.name))
+    assert result.fate is StepResult.KILLED
+    # A failed case that exists only with its mutant.
+    other = replace(result, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
+    assert {confirmed.fate for confirmed in copy.confirmed([result, other])} == {StepResult.BROKEN}
     path.write_text(
         "import pytest\n\n\n@pytest.mark.skip\ndef test_that_fails():\n    assert False\n", encoding="utf-8"
     )
@@ -181,9 +181,9 @@ def test_a_test_that_fails_or_is_skipped_without_the_mutant_has_not_noticed_it(c
 def test_a_copy_in_which_no_test_runs_is_refused(copy: Copy) -> None:
     assert copy.refusal() is None
     conftest = copy.folder / "kfm_dagster_tests/conftest.py"
-    sound = conftest.read_text(encoding="utf-8")
-    conftest.write_text(f"{sound}\n{BREAKING}\n", encoding="utf-8")
+    original = conftest.read_text(encoding="utf-8")
+    conftest.write_text(f"{original}\n{BREAKING}\n", encoding="utf-8")
     try:
         assert "nothing_of_that_name" in (copy.refusal() or "")
     finally:
-        conftest.write_text(sound, encoding="utf-8")
+        conftest.write_text(original, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the operators of SQL change, and what they leave alone."""
+"""The operators of SQL mutants: the texts that they change and do not change."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ from kfm_dagster_tests.mutants.sql import edits
         ),
     ],
 )  # fmt: skip
-def test_each_operator_changes_its_place_and_no_other(text: str, changed: list[str]) -> None:
+def test_each_operator_makes_exactly_these_changes(text: str, changed: list[str]) -> None:
     assert sorted(edit.applied(text) for edit in edits(text)) == sorted(changed)
 
 
-def test_every_change_of_the_projects_sql_leaves_its_macros_whole() -> None:
+def test_every_mutant_of_the_project_s_sql_has_valid_macros() -> None:
     counts = {}
     for path in (ROOT / "sql").rglob("*.sql"):
         text = path.read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
-"""SNS as a signer, with an authority of the tests' own in the place of the public ones.
+"""Sign messages as SNS does, with a test authority instead of the public ones.
 
-Belongs here: certificates as AWS publishes them (its own alone in the file, the issuer's elsewhere), with one thing or
-another wrong, and messages signed with them. Does not belong here: the embedded cloud's signer, which is the product's.
+Certificates are published as by AWS: the file has only SNS's certificate, and the issuer's is at another URL.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ FIELDS = {
 
 @cache
 def key(name: str) -> rsa.RSAPrivateKey:
-    """One key per name; making one takes a tenth of a second."""
+    """Return the key of a name; generating a key takes a tenth of a second."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
-    """A certificate and the key that it is of."""
+    """A certificate and its key."""
 
     certificate: x509.Certificate
     key: rsa.RSAPrivateKey
@@ -67,7 +66,7 @@ def issue(
     end: datetime = AT + timedelta(days=365),
     issuer_url: str | None = None,
 ) -> Issued:
-    """Issue a certificate; of its own authority where no issuer is given."""
+    """Issue a certificate, self-signed without `by`."""
     own = key(name)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signer = own if by is None else by.key
@@ -113,13 +112,13 @@ def intermediate() -> Issued:
 
 
 def signer(**changes: Any) -> Issued:
-    """SNS's certificate; by default a good one."""
-    given = {"by": intermediate(), "names": ["sns.amazonaws.com"], "issuer_url": ISSUER_URL} | changes
-    return issue("sns", **given)
+    """Return SNS's certificate, by default a valid one."""
+    options = {"by": intermediate(), "names": ["sns.amazonaws.com"], "issuer_url": ISSUER_URL} | changes
+    return issue("sns", **options)
 
 
 def canonical(message: Mapping[str, Any]) -> bytes:
-    """The text that SNS signs (SNS developer guide), written a second time."""
+    """Return the text that SNS signs (SNS developer guide), built independently of the product."""
     lines = [f"{name}\n{message[name]}\n" for name in FIELDS[message["Type"]] if name in message]
     return "".join(lines).encode()
 
@@ -152,7 +151,7 @@ def delivered(body: Mapping[str, Any] | str, *, message_id: str = "sqs-1") -> Sq
 
 @dataclass
 class CertificateServer:
-    """What answers under each URL; everything else, and everything while it is down, does not."""
+    """A server of certificates by URL; other URLs, and all URLs while it is down, do not answer."""
 
     files: dict[str, bytes]
     down: bool = False
@@ -167,5 +166,5 @@ class CertificateServer:
 
 
 def server(**changes: Any) -> CertificateServer:
-    """AWS's hosts with the certificate of `signer(**changes)`."""
+    """Return a server of AWS's URLs with the certificate of `signer(**changes)`."""
     return CertificateServer(files={URL: signer(**changes).pem, ISSUER_URL: intermediate().der})

@@ -1,4 +1,4 @@
-"""Whether a message was sent by the topic that it names: whatever is forged is refused, and nothing else is."""
+"""Authenticity of messages: signed messages are verified, and forged messages refused."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def verifier(folder: Path, fetch: CertificateServer, **settings: Any) -> Signatu
 
 
 def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **settings: Any) -> SenderVerdict:
-    [found] = verifier(folder, fetch or signing.server(), **settings).verdicts([delivered(body)])
-    return found
+    [result] = verifier(folder, fetch or signing.server(), **settings).verdicts([delivered(body)])
+    return result
 
 
-def test_what_a_topic_signed_is_verified(tmp_path: Path) -> None:
+def test_a_message_signed_by_its_topic_is_verified(tmp_path: Path) -> None:
     bare = {name: value for name, value in notification().items() if name != "Subject"}
     confirmation = bare | {"Token": "2336", "SubscribeURL": "https://sns.us-east-1.amazonaws.com/?x"}
     messages = [
@@ -69,7 +69,7 @@ def test_what_a_topic_signed_is_verified(tmp_path: Path) -> None:
     ]
     for message, version in product(messages, ("1", "2")):
         body = sign(message, signing.signer(), version=version)
-        # What nobody signs may be anything.
+        # Fields outside the signature may be anything.
         for sent in (body, body | {"UnsubscribeURL": "https://evil.example/"}):
             assert verdict(tmp_path, sent).authenticity is Authenticity.VERIFIED, (message, version)
 
@@ -97,21 +97,21 @@ def test_a_forged_field_is_refused(tmp_path: Path) -> None:
         {"Message": {"Records": []}},
         {"Timestamp": "yesterday"},
         {"TopicArn": "arn:aws:sns:us-east-1.evil.example/:123901341784:NewGOES19Object"},
-        # The signed text stays as it is; it is only cut into other fields.
+        # The same signed text, divided into fields differently.
         {"MessageId": notification()["MessageId"] + "\nSubject\nAmazon S3 Notification", "Subject": None},
     ]
     for change in changes:
         body = {name: value for name, value in (signed | change).items() if value is not None}
-        found = verdict(tmp_path, body)
-        assert found.authenticity is Authenticity.INVALID, change
-        assert 0 < len(found.detail) < 500
+        result = verdict(tmp_path, body)
+        assert result.authenticity is Authenticity.INVALID, change
+        assert 0 < len(result.detail) < 500
 
 
-def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) -> None:
+def test_a_certificate_from_another_url_is_not_fetched(tmp_path: Path) -> None:
     forger = signing.signer()
     urls: list[Any] = [
         URL.replace("https", "http"),
-        URL.replace("us-east-1", "eu-west-1"),  # AWS, and not this topic's region
+        URL.replace("us-east-1", "eu-west-1"),  # another region of AWS than the topic's
         URL.replace("sns.us-east-1", "sns.evil"),
         URL.replace(".com/", ".com.evil.com/"),
         URL.replace("https://", "https://sns.us-east-1.amazonaws.com@evil.com/"),
@@ -142,7 +142,7 @@ def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) ->
         assert (verdict(tmp_path, body, fetch).authenticity, fetch.requests) == (Authenticity.INVALID, []), url
 
 
-def test_a_certificate_that_is_not_snss_at_that_time_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_invalid_for_sns_or_the_message_s_time_is_refused(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"end": AT - timedelta(seconds=1)}, "valid"),
         ({"start": AT + timedelta(seconds=1)}, "valid"),
@@ -155,18 +155,18 @@ def test_a_certificate_that_is_not_snss_at_that_time_is_refused(tmp_path: Path) 
         ({"by": signing.issue("other", authority=True)}, "no authority"),
         ({"by": signing.issue("leaf", by=signing.root(), names=["sns.amazonaws.com"])}, "no authority"),
     ]
-    for changes, why in wrong:
+    for changes, reason in wrong:
         own = signing.signer(**changes)
         issuer = changes.get("by") or signing.intermediate()
         fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: issuer.der})
-        found = verdict(tmp_path, sign(notification(), own), fetch)
-        assert found.authenticity is Authenticity.INVALID, changes
-        assert why in found.detail
-        assert not (tmp_path / "certificates").exists(), "only what is good is kept"
+        result = verdict(tmp_path, sign(notification(), own), fetch)
+        assert result.authenticity is Authenticity.INVALID, changes
+        assert reason in result.detail
+        assert not (tmp_path / "certificates").exists(), "only valid certificates are stored"
 
 
-def test_dates_are_held_against_the_messages_own_time(tmp_path: Path) -> None:
-    # A year and a half before this release: on the day of the message, and not today, it has to be valid.
+def test_a_certificate_must_be_valid_at_the_message_s_time(tmp_path: Path) -> None:
+    # The certificate must be valid at the message's time, which is before this release.
     own = signing.signer(start=AT - timedelta(days=1), end=AT)
     fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der})
     for second, expected in ((0, Authenticity.VERIFIED), (1, Authenticity.INVALID)):
@@ -174,7 +174,7 @@ def test_dates_are_held_against_the_messages_own_time(tmp_path: Path) -> None:
         assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
 
 
-def test_every_regions_own_name_is_known(tmp_path: Path) -> None:
+def test_the_certificate_names_of_all_regions_are_accepted(tmp_path: Path) -> None:
     for region, partition, name in (
         ("eu-west-1", "aws", "sns.amazonaws.com"),
         ("us-east-1", "aws", "sns.us-east-1.amazonaws.com"),
@@ -190,7 +190,7 @@ def test_every_regions_own_name_is_known(tmp_path: Path) -> None:
         assert verdict(tmp_path, body, fetch).authenticity is Authenticity.VERIFIED, region
 
 
-def test_an_extra_authority_vouches_for_its_own_url_alone(tmp_path: Path) -> None:
+def test_an_extra_authority_is_trusted_for_its_url_only(tmp_path: Path) -> None:
     extra = signing.issue("extra", authority=True)
     file = tmp_path / "extra.pem"
     file.write_bytes(extra.pem)
@@ -198,19 +198,19 @@ def test_an_extra_authority_vouches_for_its_own_url_alone(tmp_path: Path) -> Non
     here = LOOPBACK + URL.partition(".com")[2]
     trust = {"sns_trusted_url": LOOPBACK, "sns_trusted_ca": file}
 
-    def found(by: signing.Issued, url: str, **settings: Any) -> Authenticity:
+    def result(by: signing.Issued, url: str, **settings: Any) -> Authenticity:
         fetch = CertificateServer(files={url: by.pem, ISSUER_URL: signing.intermediate().der})
         return verdict(tmp_path / "home", sign(notification(), by, url=url), fetch, **settings).authenticity
 
-    assert found(own, here) is Authenticity.INVALID, "nothing but the settings makes loopback trusted"
-    assert found(own, URL, **trust) is Authenticity.INVALID
-    assert found(aws, here, **trust) is Authenticity.INVALID
-    assert found(own, here.replace("4566/", "45660/"), **trust) is Authenticity.INVALID
-    assert found(own, here, **trust) is Authenticity.VERIFIED
-    assert found(aws, URL, **trust) is Authenticity.VERIFIED
+    assert result(own, here) is Authenticity.INVALID, "loopback is trusted only by the settings"
+    assert result(own, URL, **trust) is Authenticity.INVALID
+    assert result(aws, here, **trust) is Authenticity.INVALID
+    assert result(own, here.replace("4566/", "45660/"), **trust) is Authenticity.INVALID
+    assert result(own, here, **trust) is Authenticity.VERIFIED
+    assert result(aws, URL, **trust) is Authenticity.VERIFIED
 
 
-def test_half_an_extra_authority_and_an_unreadable_one_are_refused(tmp_path: Path) -> None:
+def test_an_incomplete_or_unreadable_extra_authority_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
     for settings in (
@@ -229,31 +229,31 @@ def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
     fetch.files[URL] = signing.signer().pem
     messages = [delivered(body, message_id=f"sqs-{number}") for number in range(50)]
     first = verifier(tmp_path, fetch)
-    assert {found.authenticity for found in first.verdicts(messages)} == {Authenticity.VERIFIED}
-    assert {found.authenticity for found in first.verdicts(messages)} == {Authenticity.VERIFIED}
+    assert {verdict.authenticity for verdict in first.verdicts(messages)} == {Authenticity.VERIFIED}
+    assert {verdict.authenticity for verdict in first.verdicts(messages)} == {Authenticity.VERIFIED}
     second = verifier(tmp_path, CertificateServer(files={}, down=True))
-    assert {found.authenticity for found in second.verdicts(messages)} == {Authenticity.VERIFIED}
+    assert {verdict.authenticity for verdict in second.verdicts(messages)} == {Authenticity.VERIFIED}
     assert fetch.requests == [URL, ISSUER_URL]
     assert ((tmp_path / "certificates").stat().st_mode & 0o777) == 0o700
 
 
-def test_a_forger_gains_nothing_by_writing_into_the_kept_certificates(tmp_path: Path) -> None:
+def test_a_forged_certificate_in_the_cache_is_not_trusted(tmp_path: Path) -> None:
     forger = signing.signer(by=signing.issue("other", authority=True))
     verifier(tmp_path, signing.server()).verdicts([delivered(sign(notification(), signing.signer()))])
-    [kept] = (tmp_path / "certificates").iterdir()
-    kept.write_bytes(forger.pem + signing.issue("other", authority=True).pem)
+    [cached] = (tmp_path / "certificates").iterdir()
+    cached.write_bytes(forger.pem + signing.issue("other", authority=True).pem)
     fetch = CertificateServer(files={}, down=True)
     assert verdict(tmp_path, sign(notification(), forger), fetch).authenticity is Authenticity.INVALID
 
 
-def test_kept_certificates_are_bounded(tmp_path: Path) -> None:
-    kept = Certificates(tmp_path / "certificates", fetch=signing.server())
+def test_the_number_of_cached_certificates_is_bounded(tmp_path: Path) -> None:
+    cached = Certificates(tmp_path / "certificates", fetch=signing.server())
     for number in range(MAX_KEPT + 5):
-        kept.keep(f"{URL}{number}", (signing.root().certificate,))
+        cached.keep(f"{URL}{number}", (signing.root().certificate,))
     assert len(list((tmp_path / "certificates").iterdir())) == MAX_KEPT
 
 
-def test_a_certificate_that_cannot_be_fetched_leaves_the_message_without_a_verdict(tmp_path: Path) -> None:
+def test_a_message_whose_certificate_cannot_be_fetched_is_unknown(tmp_path: Path) -> None:
     own = signing.signer()
     body = sign(notification(), own)
     fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der}, down=True)
@@ -268,7 +268,7 @@ def test_a_certificate_that_cannot_be_fetched_leaves_the_message_without_a_verdi
     assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.VERIFIED
 
 
-def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path) -> None:
+def test_an_issuer_is_fetched_only_from_the_authority_s_hosts(tmp_path: Path) -> None:
     for url in (
         "http://169.254.169.254/latest",
         "http://crt.evil.com/r2m01.cer",
@@ -280,7 +280,7 @@ def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path
         assert fetch.requests == [URL]
 
 
-def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_path: Path) -> None:
+def test_requests_for_forged_certificate_names_are_bounded(tmp_path: Path) -> None:
     fetch = signing.server()
     own = signing.signer()
     fetch.files[URL] = own.pem
@@ -289,13 +289,13 @@ def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_
         for number in range(40)
     ]
     good = [delivered(sign(notification(), own), message_id=f"good-{number}") for number in range(2)]
-    found = verifier(tmp_path, fetch).verdicts([*forged, *good])
-    assert [one.authenticity for one in found[-2:]] == [Authenticity.VERIFIED] * 2
-    assert {one.authenticity for one in found[:-2]} == {Authenticity.UNKNOWN}
+    results = verifier(tmp_path, fetch).verdicts([*forged, *good])
+    assert [verdict.authenticity for verdict in results[-2:]] == [Authenticity.VERIFIED] * 2
+    assert {verdict.authenticity for verdict in results[:-2]} == {Authenticity.UNKNOWN}
     assert len(fetch.requests) <= MAX_FETCHES + 1
 
 
-def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractRegistry) -> None:
+def test_an_unsigned_message_gives_no_unit(tmp_path: Path, contracts: ContractRegistry) -> None:
     for body, code in (
         ('{"Records": []}', ParseIssue.SIGNATURE_INVALID),
         (json.dumps(notification()), ParseIssue.SIGNATURE_INVALID),
@@ -308,9 +308,7 @@ def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractReg
         assert (parsed.envelopes, parsed.ignored) == ((), ())
 
 
-def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_signatures_are_required_in_prod_and_with_aws_queues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("KFM_SNS_VERIFY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         monkeypatch.delenv(name, raising=False)
     for env, endpoint, expected in (
@@ -330,19 +328,17 @@ def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
                 assert Settings(home=tmp_path, env=env).verifies_signatures
 
 
-def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path) -> None:
+def test_without_verification_messages_are_unchecked_and_earlier_verdicts_kept(tmp_path: Path) -> None:
     fetch = signing.server()
     checked = Signatures(Settings(home=tmp_path, sns_verify="off"), certificates=Certificates(tmp_path, fetch=fetch))
     messages = [SqsMessage(message_id="known", body="{}"), SqsMessage(message_id="new", body="{}")]
-    found = checked.verdicts(messages, verified={"known"})
-    assert [one.authenticity for one in found] == [Authenticity.VERIFIED, Authenticity.UNCHECKED]
+    results = checked.verdicts(messages, verified={"known"})
+    assert [result.authenticity for result in results] == [Authenticity.VERIFIED, Authenticity.UNCHECKED]
     assert fetch.requests == []
 
 
 @pytest.mark.clause("SEC-04", "SEC-06")
-def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_follows_no_redirect_and_is_bounded_in_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -355,9 +351,9 @@ def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
         }
         first.answers = lambda _: WebAnswer(body=largest)
         assert get(first.url(), 60) == largest
-        for why, answer in wrong.items():
+        for reason, answer in wrong.items():
             first.answers = lambda _, answer=answer: answer
-            with pytest.raises(CertificateUnavailableError, match=why):
+            with pytest.raises(CertificateUnavailableError, match=reason):
                 get(first.url(), 60)
         assert second.requests == []
         assert not any("authorization" in request.headers for request in first.requests)
@@ -366,8 +362,8 @@ def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
 
 
 @pytest.mark.clause("SEC-04")
-def test_a_server_that_drips_holds_no_fetch_beyond_its_seconds(tmp_path: Path) -> None:
-    """No pause between two bytes is long; the whole answer never ends."""
+def test_a_fetch_from_a_slow_server_ends_after_its_time(tmp_path: Path) -> None:
+    """The server sends single bytes without long pauses, so only a limit of the whole time ends the request."""
     with open_web_server() as server:
         server.answers = lambda _: WebAnswer(dripping=True)
         begun = time.monotonic()

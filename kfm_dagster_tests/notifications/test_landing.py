@@ -1,4 +1,4 @@
-"""The landing zone: the same bytes once, never overwritten, and corruption seen on read."""
+"""The landing zone: equal messages are stored once, never overwritten, and corruption is detected on read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def files(root: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.clause("IEN-14")
-def test_same_messages_land_once_whatever_their_order_and_delivery(tmp_path: Path) -> None:
+def test_the_same_messages_are_stored_once_in_any_order_and_delivery(tmp_path: Path) -> None:
     landing = Landing(open_store(str(tmp_path)))
     first = landing.land([message(1, receipt="r1", count=1), message(2, receipt="r2", count=1)])
     before = files(tmp_path)
@@ -73,7 +73,7 @@ def test_corruption_is_detected_on_read_by_the_digest_of_the_canonical_lines(tmp
         landing.read("sha256:../../etc/passwd")
 
 
-def test_landing_without_a_store_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_landing_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -82,8 +82,8 @@ def test_landing_without_a_store_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=5), st.text(max_size=50)), max_size=5, unique_by=lambda p: p[0]))
-def test_bodies_come_back_verbatim(pairs: list[tuple[str, str]]) -> None:
+def test_bodies_are_read_unchanged(pairs: list[tuple[str, str]]) -> None:
     landing = Landing(MemoryStore())
     sent = [SqsMessage(message_id=identity, body=body, sent_at=SENT) for identity, body in pairs]
     read = landing.read(landing.land(sent))
-    assert sorted(read, key=lambda found: found.message_id) == sorted(sent, key=lambda found: found.message_id)
+    assert sorted(read, key=lambda message: message.message_id) == sorted(sent, key=lambda message: message.message_id)

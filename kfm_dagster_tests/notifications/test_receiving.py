@@ -21,15 +21,15 @@ def reception(**budgets: int) -> Reception:
     return Reception(**{"max_messages": 1_000, **budgets})
 
 
-def test_the_first_requests_reserve_as_much_as_sqs_may_send() -> None:
+def test_requests_reserve_the_largest_size_that_sqs_may_send() -> None:
     call = reception(max_bytes=15 * MAX_BODY_BYTES)
     assert call.requests(8) == [10, 5]
     call.add(messages(10, SMALL))
-    # What came was small, so there is room for many more; each reserves what the largest may grow to.
+    # The received messages were small, so more are requested; each request reserves the largest size.
     assert call.requests(8) == [10] * 8
 
 
-def test_nothing_is_asked_for_beyond_the_bytes_and_the_messages() -> None:
+def test_requests_end_at_the_budget_of_bytes_or_messages() -> None:
     call = reception(max_bytes=12 * MAX_BODY_BYTES)
     call.add(messages(10, "x" * MAX_BODY_BYTES))
     assert call.requests(8) == [2]
@@ -41,13 +41,13 @@ def test_nothing_is_asked_for_beyond_the_bytes_and_the_messages() -> None:
 
 
 @pytest.mark.parametrize(("max_units", "more"), [(20, []), (21, [10])])
-def test_nothing_is_asked_for_once_the_units_are_there(max_units: int, more: list[int]) -> None:
+def test_requests_end_at_the_budget_of_units(max_units: int, more: list[int]) -> None:
     call = reception(max_units=max_units)
     call.add(messages(10, '{"eventTime":0,"x":{"eventTime":0}}'))
     assert call.requests(1) == more
 
 
-def test_answers_without_a_message_in_a_row_end_a_call() -> None:
+def test_three_consecutive_empty_answers_end_a_call() -> None:
     call = reception()
     for answer in ([], [], messages(1, SMALL), [], []):
         call.add(answer)
@@ -56,7 +56,7 @@ def test_answers_without_a_message_in_a_row_end_a_call() -> None:
     assert not call.requests(1)
 
 
-def test_a_part_is_as_heavy_as_its_bounds_or_one_message() -> None:
+def test_a_part_is_within_its_bounds_or_has_one_message() -> None:
     heavy = "x" * (PART_BYTES // 2)
     many = "eventTime" * (PART_UNITS // 2)
     for batch, parts in (

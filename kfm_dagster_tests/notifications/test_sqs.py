@@ -1,4 +1,4 @@
-"""The queue, against a real protocol server on loopback."""
+"""The queue client, against an SQS server on loopback."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.usefixtures("aws")
 
 @pytest.fixture
 def queue(aws: EmbeddedCloud) -> Queue:
-    """A fresh queue of the test's own."""
+    """Create a queue for the test."""
     name = f"q-{uuid.uuid4()}"
     client().create_queue(QueueName=name)
     return connect(Settings(receive_threads=4), name=name)
 
 
 def client() -> Any:
-    """A client of our own, to the server that the environment names."""
+    """Return an SQS client of the environment's server."""
     return boto3.client("sqs")
 
 
@@ -63,7 +63,7 @@ def test_receive_takes_everything_once(queue: Queue) -> None:
     assert queue.depth() == QueueDepth(visible=0, in_flight=45, delayed=0)
 
 
-def test_receive_never_takes_more_than_asked_and_nothing_when_the_budget_is_over(queue: Queue) -> None:
+def test_receive_takes_at_most_the_requested_number_within_its_time(queue: Queue) -> None:
     fill(queue, 40)
     assert queue.receive(10, budget_seconds=0) == []
     assert len(queue.receive(23, budget_seconds=20)) == 23
@@ -71,7 +71,7 @@ def test_receive_never_takes_more_than_asked_and_nothing_when_the_budget_is_over
     assert queue.receive(0, budget_seconds=20) == []
 
 
-def test_deleted_messages_are_gone_and_failed_receipts_come_back(queue: Queue) -> None:
+def test_messages_are_deleted_and_failed_receipts_returned(queue: Queue) -> None:
     fill(queue, 25)
     receipts = [message.receipt_handle or "" for message in queue.receive(25, budget_seconds=20)]
     assert queue.delete([*receipts[:12], "no receipt", *receipts[12:24]]) == ["no receipt"]
@@ -79,7 +79,7 @@ def test_deleted_messages_are_gone_and_failed_receipts_come_back(queue: Queue) -
     assert queue.delete([]) == []
 
 
-def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
+def test_the_visibility_timeout_decides_when_a_message_is_received_again(queue: Queue) -> None:
     fill(queue, 15)
     received = queue.receive(15, budget_seconds=20)
     changes = [(message.receipt_handle or "", 0 if index < 11 else 10**9) for index, message in enumerate(received)]
@@ -90,7 +90,7 @@ def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
     assert queue.change_visibility([("no receipt", 5)]) == [("no receipt", 5)]
 
 
-def test_missing_queue_says_what_to_do() -> None:
+def test_a_missing_queue_is_an_error_with_the_next_step() -> None:
     queue = connect(Settings(sqs_primary_queue="not-there"))
     uses = (queue.depth, queue.rules, lambda: queue.receive(1, budget_seconds=1), lambda: queue.delete(["r"]))
     for use in (*uses, lambda: queue.send(["body"])):
@@ -113,27 +113,27 @@ def test_connecting_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect_dead_letters(Settings()).name == "kfm-nodd-dlq"
 
 
-def test_looking_takes_each_message_once_and_leaves_all_of_them_visible(queue: Queue) -> None:
+def test_looking_returns_each_message_once_and_leaves_all_visible(queue: Queue) -> None:
     fill(queue, 35)
-    seen = queue.look(100, budget_seconds=20)
-    assert sorted(message.body for message in seen) == sorted(f"body {n}" for n in range(35))
-    assert len({message.message_id for message in seen}) == 35
+    messages = queue.look(100, budget_seconds=20)
+    assert sorted(message.body for message in messages) == sorted(f"body {n}" for n in range(35))
+    assert len({message.message_id for message in messages}) == 35
     assert queue.depth() == QueueDepth(visible=35, in_flight=0, delayed=0)
-    # What was seen can still be deleted: nobody else has received it.
-    # One request after the other, because moto loses deletions that come at the same moment.
-    for message in seen:
+    # The messages can still be deleted: no other client has received them.
+    # One request at a time, because moto loses concurrent deletions.
+    for message in messages:
         assert queue.delete([message.receipt_handle or ""]) == []
     assert queue.depth().total == 0
 
 
-def test_received_messages_stay_hidden_as_long_as_asked_and_as_sqs_allows(queue: Queue) -> None:
+def test_received_messages_are_hidden_for_at_most_sqs_s_maximum(queue: Queue) -> None:
     client().set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "0"})
     fill(queue, 12)
     assert len(queue.receive(12, budget_seconds=20, visibility_seconds=10**9)) == 12
     assert queue.depth() == QueueDepth(visible=0, in_flight=12, delayed=0)
 
 
-def test_sent_messages_come_with_the_ids_that_sending_gave(queue: Queue) -> None:
+def test_sent_messages_are_received_with_the_returned_ids(queue: Queue) -> None:
     bodies = [f"body {n}" for n in range(25)]
     sent = queue.send(bodies)
     assert [outcome.refusal for outcome in sent] == [None] * 25
@@ -149,14 +149,14 @@ def test_large_bodies_share_a_request_only_as_far_as_sqs_allows(queue: Queue) ->
     assert sorted(message.body for message in queue.receive(10, budget_seconds=20)) == sorted(bodies)
 
 
-def test_what_the_queue_refuses_is_told_entry_by_entry(queue: Queue) -> None:
+def test_refused_entries_are_reported_individually(queue: Queue) -> None:
     outcomes = queue.send(["fine", "x" * (1024**2 + 1), "fine, too"])
     assert [outcome.message_id is not None for outcome in outcomes] == [True, False, True]
     assert outcomes[1].refusal
     assert queue.depth().visible == 2
 
 
-def test_rules_say_when_a_message_comes_again_moves_on_and_is_lost(queue: Queue) -> None:
+def test_rules_have_visibility_timeout_retention_and_redrive_policy(queue: Queue) -> None:
     assert queue.rules() == QueueRules(visibility_timeout=timedelta(seconds=30), retention=timedelta(days=4))
     arn = "arn:aws:sqs:us-east-1:123456789012:" + queue.name
     dead_letters = connect(Settings(), name=f"{queue.name}-dlq")
@@ -186,9 +186,9 @@ GONE = EndpointConnectionError(endpoint_url="http://elsewhere")
 
 
 def flaky(*deliveries: dict[str, Any]) -> Mock:
-    """A client that gives some deliveries, one by one, and then loses its endpoint."""
+    """Return a client that delivers these messages one by one, and then fails to connect."""
     client = Mock(**{"get_queue_url.return_value": {"QueueUrl": "url"}})
-    client.receive_message.side_effect = [*({"Messages": [one]} for one in deliveries), *[GONE] * 9]
+    client.receive_message.side_effect = [*({"Messages": [message]} for message in deliveries), *[GONE] * 9]
     return client
 
 
@@ -215,12 +215,12 @@ def test_receipts_of_a_failed_request_are_returned() -> None:
     assert Queue(client, name="q", threads=2).delete(receipts) == receipts
 
 
-def test_a_refused_entry_and_a_lost_request_are_told_apart_from_what_was_sent() -> None:
-    client, taken = flaky(), (0, 1, 2, *range(4, 10))
+def test_refused_entries_and_a_failed_request_are_reported_per_message() -> None:
+    client, accepted = flaky(), (0, 1, 2, *range(4, 10))
     failed = [{"Id": "3", "Code": "InternalError", "SenderFault": False}]
-    answer = {"Successful": [{"Id": str(n), "MessageId": str(n)} for n in taken], "Failed": failed}
+    answer = {"Successful": [{"Id": str(n), "MessageId": str(n)} for n in accepted], "Failed": failed}
     client.send_message_batch.side_effect = [answer, GONE]
     outcomes = Queue(client, name="q", threads=1).send([f"body {n}" for n in range(12)])
-    assert [number for number, outcome in enumerate(outcomes) if outcome.message_id] == [*taken]
+    assert [number for number, outcome in enumerate(outcomes) if outcome.message_id] == [*accepted]
     assert outcomes[3] == SendOutcome(refusal="InternalError")
     assert outcomes[10:] == [SendOutcome(refusal="EndpointConnectionError")] * 2

@@ -120,8 +120,8 @@ def test_raw_delivery_gives_the_same_unit_with_its_volume_s_time() -> None:
 @pytest.mark.clause("WAL-03")
 def test_a_listed_chunk_is_the_unit_that_its_message_announced() -> None:
     (announced,) = parse(sns(CAPTURED)).envelopes
-    seen = datetime(2026, 10, 9, 4, 36, 44, tzinfo=UTC)
-    listed = ListedObject(uri=announced.object_uri, size=5, etag="0" * 32, last_modified=seen)
+    modified = datetime(2026, 10, 9, 4, 36, 44, tzinfo=UTC)
+    listed = ListedObject(uri=announced.object_uri, size=5, etag="0" * 32, last_modified=modified)
     unit = parse_listed(REGISTRY.grammars["nexrad-l2-chunks"], listed)
     assert (unit.wal_id, unit.object_version, unit.object_size) == (announced.wal_id, None, 5)
 

@@ -427,16 +427,16 @@ def test_each_identity_field_changes_the_wal_id() -> None:
 
 def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
     (announced,) = parse(raw(record())).envelopes
-    seen = datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC)
+    modified = datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC)
     listed = ListedObject(
-        uri=announced.object_uri, size=1000, etag="0123456789abcdef0123456789abcdef", last_modified=seen
+        uri=announced.object_uri, size=1000, etag="0123456789abcdef0123456789abcdef", last_modified=modified
     )
     unit = parse_listed(REGISTRY.grammars["goes-abi"], listed)
     assert unit.wal_id == announced.wal_id
-    assert (unit.event_time, unit.schema_version, unit.raw) == (seen, "listing", RawReference())
+    assert (unit.event_time, unit.schema_version, unit.raw) == (modified, "listing", RawReference())
     assert unit.partition == date(2025, 12, 3).isoformat()
     assert parse_listed(REGISTRY.grammars["hrrr"], listed) is None
-    elsewhere = ListedObject(uri=f"s3://elsewhere/{announced.key}", size=1, etag=listed.etag, last_modified=seen)
+    elsewhere = ListedObject(uri=f"s3://elsewhere/{announced.key}", size=1, etag=listed.etag, last_modified=modified)
     assert parse_listed(REGISTRY.grammars["goes-abi"], elsewhere) is None
 
 

@@ -139,7 +139,7 @@ def deleted(name: str) -> Change:
 
 
 def replaced(name: str, **options: Any) -> Change:
-    """Replace a variable by one with other options and the same attributes."""
+    """Replace a variable, with other options and the same attributes."""
 
     def change(file: h5py.File) -> None:
         attributes = {key: value for key, value in file[name].attrs.items() if "_LIST" not in key}

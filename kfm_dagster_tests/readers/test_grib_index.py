@@ -270,7 +270,7 @@ BEYOND_TABLES = {"var discipline=0 center=7 local_table=1 parmcat=16 parm=201"}
 
 @pytest.mark.clause("OPR-16", "OPR-28")
 def test_every_variable_of_a_real_index_has_its_levels_its_unit_and_its_long_name(shared_data: Path) -> None:
-    objects, seen = 0, set[str]()
+    objects, all_variables = 0, set[str]()
     for path in sorted(path for path in shared_data.rglob("*.idx") if EXCERPT not in path.name):
         name, content = path.name, path.read_bytes()
         listed = layers(read_index(BytesSource(content)), end=1 << 40)
@@ -283,7 +283,7 @@ def test_every_variable_of_a_real_index_has_its_levels_its_unit_and_its_long_nam
         assert {code: set(domain) for code, domain in domains.items()} == levels, name
         described = {code for code, variable in variables.items() if {"unit", "description"} <= variable.keys()}
         assert variables.keys() - described <= BEYOND_TABLES, name
-        seen |= variables.keys()
+        all_variables |= variables.keys()
         # The next object of the product shares the variables.
         assert all(variables[code] is variable for code, variable in fields(*listed)["cube:variables"].items())
         assert all(len(set(domain)) == len(domain) for domain in domains.values()), name
@@ -294,7 +294,7 @@ def test_every_variable_of_a_real_index_has_its_levels_its_unit_and_its_long_nam
             assert any(text.startswith(f"{code} {domain[0]} ") for text in names), (name, code)
         objects += 1
     assert objects >= 19
-    assert len(seen) > 150
+    assert len(all_variables) > 150
 
 
 @pytest.mark.clause("OPR-28")

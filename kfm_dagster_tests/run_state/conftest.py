@@ -1,4 +1,4 @@
-"""Every kind of run-state store, each empty and beside a fresh database."""
+"""Every kind of run-state store, each empty, with a fresh database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORES = ["sqlite", "postgresql", "folder", "s3", "delta", "delta on s3"]
 
 @dataclass
 class Place:
-    """A store as it is configured, and the database whose transactions it follows."""
+    """A configured store, and the database in whose transactions it writes."""
 
     database: Database
     configured: str
@@ -41,7 +41,7 @@ class Place:
 
 @pytest.fixture
 def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh bucket, and the environment of a process that reaches it; a lakeFS repository looks no other."""
+    """Create a bucket and set the environment to reach it; a lakeFS repository is reached alike."""
     for name, value in cloud.environment().items():
         monkeypatch.setenv(name, value)
     name = f"kfm-{secrets.token_hex(6)}"
@@ -51,7 +51,7 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=STORES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Each store in turn."""
+    """Provide each store in turn."""
     kind = request.param
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else migrated_sqlite(tmp_path / "kfm.db")
     configured = {"folder": str(tmp_path / "runs"), "delta": f"delta+{tmp_path / 'runs'}"}.get(kind, "")

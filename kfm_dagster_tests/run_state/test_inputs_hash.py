@@ -1,4 +1,4 @@
-"""inputs_hash: golden vector by hand, and what must and must not change it."""
+"""inputs_hash: a golden vector, and the changes that do and do not affect the hash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARAMETERS = st.dictionaries(_TEXT, st.integers() | _TEXT | st.booleans() | st.
 
 
 def test_golden_vector() -> None:
-    found = inputs_hash(
+    computed = inputs_hash(
         [
             InputReference(uri="s3://b/z", checksum="sha256:02"),
             InputReference(uri="s3://b/a", checksum="sha256:01", window=("2025-01-01", "2025-01-02")),
@@ -42,8 +42,8 @@ def test_golden_vector() -> None:
         '{"inputs":[{"checksum":"sha256:01","uri":"s3://b/a","window":["2025-01-01","2025-01-02"]},'
         '{"checksum":"sha256:02","uri":"s3://b/z"}],"parameters":{"aoi":[1,2.5],"model":"hrrr","Ä":null}}'
     )
-    assert found == "sha256:" + hashlib.sha256(by_hand.encode()).hexdigest()
-    assert found == "sha256:6104e702a09cb6650ff2185d5ba576c27d339875fac67f989ae807d226c51be7"
+    assert computed == "sha256:" + hashlib.sha256(by_hand.encode()).hexdigest()
+    assert computed == "sha256:6104e702a09cb6650ff2185d5ba576c27d339875fac67f989ae807d226c51be7"
 
 
 @given(references=_REFERENCES, parameters=_PARAMETERS, seed=st.integers())
@@ -54,8 +54,8 @@ def test_order_does_not_matter(references: list[InputReference], parameters: dic
     assert inputs_hash(references, parameters) == inputs_hash(shuffled, dict(reordered))
 
 
-@given(one=st.tuples(_REFERENCES, _PARAMETERS), other=st.tuples(_REFERENCES, _PARAMETERS))
-def test_different_inputs_give_different_hashes(one: Any, other: Any) -> None:
+@given(first=st.tuples(_REFERENCES, _PARAMETERS), second=st.tuples(_REFERENCES, _PARAMETERS))
+def test_different_inputs_give_different_hashes(first: Any, second: Any) -> None:
     def key(pair: Any) -> Any:
         def typed(value: Any) -> Any:
             return (type(value).__name__, value)
@@ -63,7 +63,7 @@ def test_different_inputs_give_different_hashes(one: Any, other: Any) -> None:
         references = sorted(repr(sorted((k, repr(v)) for k, v in r.canonical().items())) for r in pair[0])
         return references, sorted((name, typed(value)) for name, value in pair[1].items())
 
-    assert (inputs_hash(*one) == inputs_hash(*other)) == (key(one) == key(other))
+    assert (inputs_hash(*first) == inputs_hash(*second)) == (key(first) == key(second))
 
 
 def test_every_member_counts() -> None:

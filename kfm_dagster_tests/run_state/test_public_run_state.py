@@ -1,4 +1,4 @@
-"""Run-state in public: Items, OpenLineage events and PROV documents name it, and name nothing that is governed."""
+"""Public run-state in Items, OpenLineage events and PROV documents, which name no governed dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MASKED = "governed-752b4a88"
 
 
 def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> DatasetContract:
-    """The GOES contract under other governance, with a collection that does not repeat the dataset's name."""
+    """Return the GOES contract with this governance, and a Collection without the dataset's name."""
     known = contracts["goes-abi"]
     return known.model_copy(
         update={
@@ -40,13 +40,13 @@ def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> Da
 
 
 def item_of(contracts: ContractRegistry, contract: DatasetContract) -> dict[str, Any]:
-    """The Item of a scan, as stac-register builds it."""
+    """Return the Item of a scan, as stac-register builds it."""
     match = contracts.grammars["goes-abi"].match(goes().key)
     return build_item(goes(), contract=contract, match=match, run_state=run_state("goes-abi"))
 
 
 def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
-    """Every lineage file of one scan, by its name below the lineage root."""
+    """Return the lineage files of one scan, by their path below the lineage root."""
     database = Database.open(f"sqlite:///{folder / 'kfm.db'}")
     envelope = with_stac(registered(), collection_id="scans", item_href="scans/2025/2025-12-03/scan-0.json")
     lineage = Lineage(database, str(folder / "lineage"))
@@ -60,7 +60,7 @@ def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("governance", "name"), [(OPEN, "goes-abi"), *((governance, MASKED) for governance in GOVERNED)]
 )
-def test_items_facets_and_prov_name_the_run_and_the_node_and_no_governed_dataset(
+def test_items_facets_and_prov_have_run_and_node_without_a_governed_dataset_s_name(
     contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], name: str
 ) -> None:
     contract, node = contract_with(contracts, governance), f"{name}.stac_register"
@@ -79,9 +79,9 @@ def test_items_facets_and_prov_name_the_run_and_the_node_and_no_governed_dataset
 
     [document] = [text for name, text in files.items() if name.endswith(".jsonld")]
     nodes = json.loads(document)["@graph"]
-    assert [one["kfm:run_id"] for one in nodes if "Activity" in one["type"]] == [RUN_ID]
-    assert [one["kfm:dataset_id"] for one in nodes if "kfm:StacItem" in one["type"]] == [node]
-    assert all("kfm:run_id" not in one for one in nodes if "Entity" in one["type"])
+    assert [item["kfm:run_id"] for item in nodes if "Activity" in item["type"]] == [RUN_ID]
+    assert [item["kfm:dataset_id"] for item in nodes if "kfm:StacItem" in item["type"]] == [node]
+    assert all("kfm:run_id" not in item for item in nodes if "Entity" in item["type"])
 
 
 @pytest.mark.clause("RSP-13")

@@ -1,7 +1,7 @@
-"""Rollbacks and crashes: after one, what has to run again runs, and nothing else does.
+"""Rollbacks of data and run-state: afterwards only the nodes run whose inputs or outputs changed.
 
-Small nodes read one table of words and write another, both outside the database. A lakeFS branch is played by a folder,
-which a commit keeps and a revert restores; Delta Lake's RESTORE is the real one.
+Small nodes read one table of words and write another, both outside the database. A folder stands in for a lakeFS
+branch: a commit copies it, a revert restores the copy. For Delta Lake the tests use its RESTORE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BRANCH = "main"
 
 
 class DeltaTables:
-    """One Delta table of one row per name."""
+    """Delta tables by name, each with one row."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class DeltaTables:
 
 @dataclass
 class Branch:
-    """A branch of a lakeFS repository, as its gateway shows it: data and run-state below one prefix."""
+    """A branch of a lakeFS repository as seen by its gateway: data and run-state below one prefix."""
 
     repository: Path
     commits: list[Path] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Branch:
         return len(self.commits) - 1
 
     def revert(self, commit: int) -> None:
-        """Bring the branch back to what it was in the commit; what came later is gone."""
+        """Restore the branch's state of the commit."""
         shutil.rmtree(self.repository)
         shutil.copytree(self.commits[commit], self.repository)
 
@@ -79,11 +79,11 @@ class Branch:
 
 
 Tables = dict[str, str] | DeltaTables | Branch
-"""Where the words stand, by name."""
+"""The words, by the table's name."""
 
 
-class Shout(FakeNode):
-    """Write the words of one table in capitals into another."""
+class Capitalize(FakeNode):
+    """Write the words of one table in capitals to another."""
 
     def __init__(self, tables: Tables, reads: str, writes: str) -> None:
         super().__init__([], kind=f"words.{writes}")
@@ -97,13 +97,13 @@ class Shout(FakeNode):
         self.tables[self.writes] = self.tables[self.reads].upper() + "!"
         return super().transform()
 
-    def verify(self, made: list[Envelope], /) -> None:
+    def verify(self, units: list[Envelope], /) -> None:
         assert self.tables[self.writes].endswith("!")
 
 
 @dataclass
 class Platform:
-    """A pipeline of three nodes: wind > gusts > alarms, and beside them soil > moisture."""
+    """A pipeline of three nodes: wind > gusts > alarms, and separately soil > moisture."""
 
     database: Database
     run_states: RunStateStore
@@ -112,18 +112,20 @@ class Platform:
     branch: str
 
     def run(self, run_id: str) -> list[str]:
-        """Run every node under the run contract; return which of them worked."""
-        nodes = [Shout(self.tables, *names) for names in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))]
+        """Run every node under the run contract; return the nodes that ran."""
+        nodes = [
+            Capitalize(self.tables, *names) for names in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))
+        ]
         for node in nodes:
             self.commit(node, run_id)
         return [node.writes for node in nodes if node.calls]
 
-    def commit(self, node: Shout, run_id: str) -> None:
+    def commit(self, node: Capitalize, run_id: str) -> None:
         store = LocalStore(self.folder / "storage", mkdir=True)
         execute(stage_runner(self.database, self.run_states, store, lakefs_branch=self.branch), node, run_id=run_id)
 
-    def agree(self) -> bool:
-        """Whether every output is what its input gives: no success without its effect."""
+    def is_consistent(self) -> bool:
+        """Return whether every output corresponds to its input."""
         return all(
             self.tables[written] == self.tables[read].upper() + "!"
             for read, written in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))
@@ -132,7 +134,7 @@ class Platform:
 
 @pytest.fixture
 def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Platform]:
-    """Three nodes over these tables, with run-state where the configuration says."""
+    """Return a function that creates three nodes over tables, with configured run-state."""
 
     def build(configured: str, tables: Tables) -> Platform:
         for name, text in INPUTS.items():
@@ -143,65 +145,65 @@ def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Plat
 
 
 @pytest.mark.parametrize("restores_run_state", [False, True])
-def test_after_a_delta_restore_only_nodes_whose_inputs_changed_run_again(
+def test_after_a_delta_restore_only_nodes_with_changed_inputs_run(
     platform: Callable[[str, Tables], Platform], tmp_path: Path, restores_run_state: bool
 ) -> None:
     tables = DeltaTables(tmp_path / "lake")
-    found = platform(f"delta+{tmp_path / 'lake'}", tables)
+    platform_of_test = platform(f"delta+{tmp_path / 'lake'}", tables)
     states = "main/_run_state"
-    assert found.run("run") == ALL
+    assert platform_of_test.run("run") == ALL
     good = {name: tables.table(name).version() for name in ("wind", "gusts", "alarms", states)}
     tables["wind"] = "a wrong load"
-    assert found.run("run") == ["gusts", "alarms"]
+    assert platform_of_test.run("run") == ["gusts", "alarms"]
 
     restored = good if restores_run_state else ["wind"]
     for name in restored:
         tables.table(name).restore(good[name])
-    assert found.run("run") == ([] if restores_run_state else ["gusts", "alarms"])
-    assert found.run("run") == []
+    assert platform_of_test.run("run") == ([] if restores_run_state else ["gusts", "alarms"])
+    assert platform_of_test.run("run") == []
     assert tables["alarms"] == "CALM!!"
-    assert found.agree()
+    assert platform_of_test.is_consistent()
 
-    tables["wind"] = "a wrong load"  # applied once, and taken back since
-    assert found.run("run") == ["gusts", "alarms"]
-    assert found.agree()
+    tables["wind"] = "a wrong load"  # applied before, and restored since
+    assert platform_of_test.run("run") == ["gusts", "alarms"]
+    assert platform_of_test.is_consistent()
 
 
-def test_after_a_lakefs_revert_only_nodes_whose_inputs_changed_run_again(
+def test_after_a_lakefs_revert_only_nodes_with_changed_inputs_run(
     platform: Callable[[str, Tables], Platform], tmp_path: Path
 ) -> None:
     branch = Branch(tmp_path / "lakefs")
-    found = platform(f"{tmp_path}/lakefs", branch)
-    assert found.run("monday") == ALL
+    platform_of_test = platform(f"{tmp_path}/lakefs", branch)
+    assert platform_of_test.run("monday") == ALL
     good = branch.commit()
     branch["wind"] = "a wrong load"
-    assert found.run("monday") == ["gusts", "alarms"]
+    assert platform_of_test.run("monday") == ["gusts", "alarms"]
     branch["soil"] = "wet"
-    assert found.run("tuesday") == ["moisture"]  # the others' output is handed on from monday
+    assert platform_of_test.run("tuesday") == ["moisture"]  # the other nodes' output is reused from monday
     branch.commit()
 
     branch.revert(good)
-    assert found.run("monday") == []  # the branch has data and run-state of the commit
-    assert found.run("wednesday") == []
-    assert found.agree()
+    assert platform_of_test.run("monday") == []  # the branch has the commit's data and run-state
+    assert platform_of_test.run("wednesday") == []
+    assert platform_of_test.is_consistent()
 
     branch["wind"], branch["soil"] = "a wrong load", "wet"
-    # The database still tells that monday and tuesday applied this content; the branch has nothing of it.
-    assert found.run("thursday") == ALL
-    assert found.agree()
-    assert found.run("friday") == []
+    # By the database, monday and tuesday applied this content; the branch no longer has it.
+    assert platform_of_test.run("thursday") == ALL
+    assert platform_of_test.is_consistent()
+    assert platform_of_test.run("friday") == []
 
 
 @pytest.mark.clause("RSP-03", "RSP-04", "RSP-05", "RSP-07")
 def test_the_run_contract_holds_over_every_store(place: Place, tmp_path: Path) -> None:
     place.branch = BRANCH
-    found = Platform(place.database, place.open(), dict(INPUTS), tmp_path, BRANCH)
-    assert found.run("run") == ALL
+    platform_of_test = Platform(place.database, place.open(), dict(INPUTS), tmp_path, BRANCH)
+    assert platform_of_test.run("run") == ALL
     for _ in range(2):
-        assert found.run("run") == []
-        assert found.run("other") == []
-    assert {state.outcome for state in found.run_states.of_run("run")} == {Outcome.SUCCESS}
-    assert {state.outcome for state in found.run_states.of_run("other")} == {Outcome.SKIPPED}
-    found.tables["soil"] = "wet"
-    assert found.run("other") == ["moisture"]
-    assert found.agree()
+        assert platform_of_test.run("run") == []
+        assert platform_of_test.run("other") == []
+    assert {state.outcome for state in platform_of_test.run_states.of_run("run")} == {Outcome.SUCCESS}
+    assert {state.outcome for state in platform_of_test.run_states.of_run("other")} == {Outcome.SKIPPED}
+    platform_of_test.tables["soil"] = "wet"
+    assert platform_of_test.run("other") == ["moisture"]
+    assert platform_of_test.is_consistent()

@@ -1,4 +1,4 @@
-"""One contract for every run-state store: the database's two, objects, and Delta; and one store per environment."""
+"""The contract of every run-state store (two databases, objects, Delta), and one store per environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECOND = timedelta(seconds=1)
 
 
 def record(number: int = 0, **changes: Any) -> RunState:
-    """The success of one node in one run; the number makes another time of it."""
+    """Return the success of a node in a run; the number changes hash and time."""
     values: dict[str, Any] = {
         "dataset_id": "goes-abi.integrity_check",
         "run_id": "8a1c1a52-6b8f-4e56-9d5c-000000000001",
@@ -52,14 +52,14 @@ def record(number: int = 0, **changes: Any) -> RunState:
 
 @pytest.fixture(scope="module")
 def reader() -> InMemoryMetricReader:
-    """What a process with an OpenTelemetry SDK sees; the counter may have been made before."""
-    found = InMemoryMetricReader()
-    metrics.set_meter_provider(MeterProvider(metric_readers=[found]))
-    return found
+    """Install a metric reader; the counter may exist already."""
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
+    return reader
 
 
 def writes(reader: InMemoryMetricReader) -> dict[str, int]:
-    """The counter `kfm.run_state.writes` by its one attribute."""
+    """Return the counter `kfm.run_state.writes` by outcome."""
     data = reader.get_metrics_data()
     points = [
         point
@@ -73,12 +73,12 @@ def writes(reader: InMemoryMetricReader) -> dict[str, int]:
 
 
 @pytest.mark.clause("RSP-01")
-def test_the_published_schema_is_the_one_that_every_write_is_held_against() -> None:
+def test_the_published_schema_is_the_one_that_validates_writes() -> None:
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == run_state_schema()
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-def test_a_record_comes_back_as_it_was_put(place: Place) -> None:
+def test_a_record_is_returned_as_written(place: Place) -> None:
     records = [
         record(),
         record(run_id="scheduled/2026-01-01 00:00 %2F ..", outcome=Outcome.PARTIAL),
@@ -98,7 +98,7 @@ def test_a_record_comes_back_as_it_was_put(place: Place) -> None:
 
 
 @pytest.mark.clause("RSP-07")
-def test_the_records_of_a_run_come_in_order(place: Place) -> None:
+def test_the_records_of_a_run_are_in_order(place: Place) -> None:
     parse, check, settle = (
         record(number, dataset_id=f"goes-abi.{name}")
         for number, name in enumerate(("message_parse", "integrity_check", "settle"))
@@ -110,7 +110,7 @@ def test_the_records_of_a_run_come_in_order(place: Place) -> None:
 
 
 @pytest.mark.clause("RSP-05", "RSP-07")
-def test_the_last_record_of_a_node_in_a_run_stands(place: Place) -> None:
+def test_the_last_record_of_a_node_in_a_run_is_current(place: Place) -> None:
     for first in Outcome:
         last = record(2, run_id=first.value, outcome=Outcome.SUCCESS)
         place.put(record(1, run_id=first.value, outcome=first), last)
@@ -118,9 +118,7 @@ def test_the_last_record_of_a_node_in_a_run_stands(place: Place) -> None:
 
 
 @pytest.mark.clause("RSP-04")
-def test_a_skip_leaves_a_success_as_it_stands_and_counts_as_no_write(
-    place: Place, reader: InMemoryMetricReader
-) -> None:
+def test_a_skip_does_not_replace_a_success_and_is_not_counted(place: Place, reader: InMemoryMetricReader) -> None:
     success = record(1)
     place.put(success)
     before = writes(reader)
@@ -134,9 +132,7 @@ def test_a_skip_leaves_a_success_as_it_stands_and_counts_as_no_write(
 
 
 @pytest.mark.clause("SEC-07", "RSP-05")
-def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken_back(
-    place: Place, reader: InMemoryMetricReader
-) -> None:
+def test_late_records_do_not_overwrite_a_success_or_a_revocation(place: Place, reader: InMemoryMetricReader) -> None:
     success = record(1)
     failed = replace(success, outcome=Outcome.FAILED, recorded_at=NOW + SECOND, artifact_uri=None, artifact_sha256=None)
     late = [failed, replace(success, outcome=Outcome.PARTIAL), replace(success, recorded_at=NOW + 9 * SECOND)]
@@ -144,26 +140,26 @@ def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken
     before = writes(reader)
     place.put(*late)
     assert place.open().of_run(success.run_id) == [success]
-    taken_back = success.revoked(by="goes-abi.settle", at=NOW + SECOND)
-    again = success.revoked(by="a replay", at=NOW + 2 * SECOND)
-    place.put(taken_back, *late, replace(success, inputs_hash=record(7).inputs_hash))
-    assert place.open().of_run(success.run_id) == [taken_back]
-    place.put(again)
-    assert place.open().of_run(success.run_id) == [again]
+    revoked = success.revoked(by="goes-abi.settle", at=NOW + SECOND)
+    revoked_again = success.revoked(by="a replay", at=NOW + 2 * SECOND)
+    place.put(revoked, *late, replace(success, inputs_hash=record(7).inputs_hash))
+    assert place.open().of_run(success.run_id) == [revoked]
+    place.put(revoked_again)
+    assert place.open().of_run(success.run_id) == [revoked_again]
     assert writes(reader).get("failed", 0) - before.get("failed", 0) == 2
 
 
 @pytest.mark.clause("RSP-15")
-def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
+def test_every_write_is_counted_by_outcome_and_the_store_counts_current_records(
     place: Place, reader: InMemoryMetricReader
 ) -> None:
     assert place.open().counts() == dict.fromkeys(Outcome, 0)
     before = writes(reader)
     ends = [Outcome.FAILED, Outcome.PARTIAL, Outcome.SUCCESS, Outcome.SUCCESS, Outcome.SKIPPED]
     place.put(*(record(number, run_id=str(number), outcome=end) for number, end in enumerate(ends)))
-    place.put(record(9, run_id="0"))  # what failed succeeds
-    seen = {outcome: count - before.get(outcome, 0) for outcome, count in writes(reader).items()}
-    assert seen == {"failed": 1, "partial": 1, "success": 3, "skipped": 1}
+    place.put(record(9, run_id="0"))  # the failed run succeeds
+    counted = {outcome: count - before.get(outcome, 0) for outcome, count in writes(reader).items()}
+    assert counted == {"failed": 1, "partial": 1, "success": 3, "skipped": 1}
     assert place.open().counts() == {
         Outcome.FAILED: 0,
         Outcome.PARTIAL: 1,
@@ -173,7 +169,7 @@ def test_every_write_counts_once_by_outcome_and_the_store_counts_what_stands(
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-def test_a_wrong_record_is_refused_and_the_transaction_with_it(place: Place) -> None:
+def test_an_invalid_record_is_refused_with_its_transaction(place: Place) -> None:
     for wrong in [
         {"dataset_id": ""},
         {"dataset_id": "Not A Node"},
@@ -191,7 +187,7 @@ def test_a_wrong_record_is_refused_and_the_transaction_with_it(place: Place) -> 
 
 
 @pytest.mark.clause("RSP-07")
-def test_what_is_rolled_back_was_never_recorded(place: Place, reader: InMemoryMetricReader) -> None:
+def test_a_rolled_back_record_is_not_stored_or_counted(place: Place, reader: InMemoryMetricReader) -> None:
     store = place.open()
     before = writes(reader)
 
@@ -207,19 +203,19 @@ def test_what_is_rolled_back_was_never_recorded(place: Place, reader: InMemoryMe
 
 
 @pytest.mark.clause("RSP-04", "RSP-07")
-def test_workers_that_write_at_the_same_time_lose_no_record_and_no_success(place: Place) -> None:
+def test_concurrent_writes_lose_no_record_and_no_success(place: Place) -> None:
     nodes = [record(number, dataset_id=f"goes-abi.node-{number}") for number in range(3)]
-    skips = [replace(one, outcome=Outcome.SKIPPED) for one in nodes]
+    skips = [replace(node, outcome=Outcome.SKIPPED) for node in nodes]
     place.open()
     with ThreadPoolExecutor(6) as workers:
         list(workers.map(place.put, [*nodes, *skips]))
     place.put(*skips)
-    # Where success and skip of one node meet, the success stays, whichever came first.
+    # Success and skip of a node are written concurrently; the success stays.
     assert place.open().of_run(nodes[0].run_id) == nodes
 
 
 @pytest.mark.parametrize("place", ["delta"], indirect=True)
-def test_a_delta_table_stays_in_few_files_and_can_still_be_taken_back(
+def test_a_delta_table_is_compacted_and_can_still_be_restored(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deltalake import DeltaTable
@@ -236,7 +232,7 @@ def test_a_delta_table_stays_in_few_files_and_can_still_be_taken_back(
 
 @pytest.mark.clause("RSP-01", "RSP-07")
 @pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
-def test_an_object_stands_under_its_branch_node_and_run(cloud: EmbeddedCloud, place: Place) -> None:
+def test_an_object_s_key_has_its_branch_node_and_run(cloud: EmbeddedCloud, place: Place) -> None:
     put = record(run_id="a/b")
     place.put(put)
     key = "release/v11.2/_run_state/goes-abi.integrity_check/a%2Fb.json"
@@ -244,7 +240,7 @@ def test_an_object_stands_under_its_branch_node_and_run(cloud: EmbeddedCloud, pl
         bucket, base = place.configured.removeprefix("s3://").split("/")
         content = cloud.client("s3").get_object(Bucket=bucket, Key=f"{base}/{key}")["Body"].read()
     else:
-        # A folder's file name has its own escape for "%".
+        # File names in a folder escape "%".
         [path] = Path(place.configured).rglob("*.json")
         assert path.relative_to(place.configured).parent.as_posix() == key.rpartition("/")[0]
         content = path.read_bytes()
@@ -253,7 +249,7 @@ def test_an_object_stands_under_its_branch_node_and_run(cloud: EmbeddedCloud, pl
 
 @pytest.mark.clause("RSP-07")
 @pytest.mark.parametrize("place", ["folder", "delta"], indirect=True)
-def test_a_branch_has_run_state_of_its_own(place: Place) -> None:
+def test_each_branch_has_its_own_run_state(place: Place) -> None:
     place.put(record())
     other = replace(place, branch="hotfix/atmo-123")
     assert other.open().of_run(record().run_id) == []
@@ -262,7 +258,7 @@ def test_a_branch_has_run_state_of_its_own(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_an_object_that_is_no_record_is_named(tmp_path: Path, place: Place) -> None:
+def test_an_invalid_object_is_named_in_the_error(tmp_path: Path, place: Place) -> None:
     place.put(record())
     [path] = (tmp_path / "runs").rglob("*.json")
     for content in (b"", b"[]", b'{"outcome": "success"}', b"\xff"):
@@ -272,7 +268,7 @@ def test_an_object_that_is_no_record_is_named(tmp_path: Path, place: Place) -> N
 
 
 @pytest.mark.parametrize("kind", ["", "delta+"])
-def test_a_bucket_that_is_not_there_is_no_empty_store(tmp_path: Path, bucket: str, kind: str) -> None:
+def test_a_missing_bucket_is_an_error(tmp_path: Path, bucket: str, kind: str) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     with pytest.raises(DependencyUnavailableError, match=r"cannot be used; .*no such bucket; .*correct KFM_RUN_STATE"):
         Place(database, f"{kind}s3://{bucket}-gone").put(record())
@@ -312,10 +308,15 @@ def test_two_stores_in_the_variable_are_refused_with_both_names(monkeypatch: pyt
 def test_a_second_store_of_one_environment_is_refused_with_both_names(
     database: Database, tmp_path: Path, first: str, second: str
 ) -> None:
-    where = {"": "", "folder": f"{tmp_path}/a", "delta": f"delta+{tmp_path}/a", "other folder": f"{tmp_path}/b"}
-    place = Place(database, where[first])
+    configurations = {
+        "": "",
+        "folder": f"{tmp_path}/a",
+        "delta": f"delta+{tmp_path}/a",
+        "other folder": f"{tmp_path}/b",
+    }
+    place = Place(database, configurations[first])
     place.put(record())
-    other = replace(place, configured=where[second])
+    other = replace(place, configured=configurations[second])
     if first == second:
         other.put(record(1))
         return
@@ -323,13 +324,13 @@ def test_a_second_store_of_one_environment_is_refused_with_both_names(
         with pytest.raises(ConfigurationError, match="two run-state stores") as refusal:
             other.open()
         line = str(refusal.value)
-        assert f"chooses {where[second] or TABLE}, " in line
-        assert f"already in {where[first] or TABLE}; " in line
+        assert f"chooses {configurations[second] or TABLE}, " in line
+        assert f"already in {configurations[first] or TABLE}; " in line
     assert place.open().get(record().dataset_id, record().run_id) == record()
 
 
 @pytest.mark.parametrize("spelling", ["{0}/runs/", "../{1}/runs"])
-def test_a_store_has_one_name_however_it_is_written(
+def test_a_store_s_name_does_not_depend_on_its_spelling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -340,19 +341,19 @@ def test_a_store_has_one_name_however_it_is_written(
 
 
 @pytest.mark.clause("RSP-07")
-def test_a_lakefs_branch_is_where_its_s3_gateway_has_it(database: Database, bucket: str) -> None:
+def test_a_lakefs_url_and_its_s3_gateway_s_url_are_the_same_store(database: Database, bucket: str) -> None:
     mine = replace(record(), lakefs_branch="main")
     Place(database, f"lakefs://{bucket}/main", branch="main").put(mine)
-    # One store under two names: the second one is no other.
+    # The same store under two names.
     for other in (f"s3://{bucket}", f"s3://{bucket}/"):
         assert Place(database, other, branch="main").open().get(mine.dataset_id, mine.run_id) == mine
 
 
 @pytest.mark.clause("RSP-07")
 @pytest.mark.one_database
-def test_of_two_stores_that_are_chosen_at_the_same_moment_one_is_refused(database: Database, tmp_path: Path) -> None:
+def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tmp_path: Path) -> None:
     first, second = (Place(database, f"{tmp_path}/{name}") for name in ("first", "second"))
-    # What this environment has is looked up twice; then the choice is written down.
+    # The first store is chosen between the second's two look-ups and its write of the choice.
     with (
         meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
         pytest.raises(ConfigurationError, match="two run-state stores"),
@@ -362,19 +363,21 @@ def test_of_two_stores_that_are_chosen_at_the_same_moment_one_is_refused(databas
 
 
 @pytest.mark.one_database
-def test_who_only_looks_settles_no_store(database: Database, tmp_path: Path) -> None:
+def test_looking_up_states_does_not_choose_a_store(database: Database, tmp_path: Path) -> None:
     looked_up_states(database, Settings.load(home=tmp_path, run_state=f"{tmp_path}/runs"))
     assert not (tmp_path / "runs").exists()
     Place(database, f"{tmp_path}/others").put(record())
 
 
 @pytest.mark.clause("RSP-07")
-def test_a_delta_table_without_the_package_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_table_without_the_package_is_an_error_with_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     with pytest.raises(
         ConfigurationError, match=r"deltalake is not installed; next: pip install 'kfm-dagster\[delta\]'"
     ):
         Place(database, f"delta+{tmp_path}/runs").open()
-    assert Place(database, "").open().counts(), "the refusal claims nothing"
+    assert Place(database, "").open().counts(), "the refusal does not choose a store"
     database.dispose()

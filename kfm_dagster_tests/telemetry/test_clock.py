@@ -101,11 +101,11 @@ def test_this_kernel_answers_and_has_one_clock() -> None:
     assert clock_id() == clock_id() != ""
 
 
-TAKEN = datetime(2025, 12, 3, 12, 0, 0, 123456, tzinfo=UTC)
+RECORDED_AT = datetime(2025, 12, 3, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def reading(seconds: float, offset: float | None = 0.25) -> ClockReading:
-    at = TAKEN + timedelta(seconds=seconds)
+    at = RECORDED_AT + timedelta(seconds=seconds)
     return kernel_reading(at, ClockState.UNLOCKED) if offset is None else server_reading(at, offset)
 
 
@@ -113,21 +113,21 @@ def reading(seconds: float, offset: float | None = 0.25) -> ClockReading:
 def test_readings_are_returned_unchanged_in_recorded_order(database: Database) -> None:
     log = ClockLog(database)
     # The clock was set back by an hour before the third reading.
-    taken = [reading(0), reading(10, None), reading(-3590), reading(-3580)]
-    log.record(taken[:2])
-    log.record(taken[2:])
-    assert log.recent(since=TAKEN - timedelta(days=1)) == tuple(taken)
-    assert log.recent(since=TAKEN - timedelta(days=1), limit=3) == tuple(taken[1:])
-    assert log.recent(since=TAKEN) == tuple(taken[:2])
-    [quality] = clock_quality(log.recent(since=TAKEN - timedelta(days=1)))
+    readings = [reading(0), reading(10, None), reading(-3590), reading(-3580)]
+    log.record(readings[:2])
+    log.record(readings[2:])
+    assert log.recent(since=RECORDED_AT - timedelta(days=1)) == tuple(readings)
+    assert log.recent(since=RECORDED_AT - timedelta(days=1), limit=3) == tuple(readings[1:])
+    assert log.recent(since=RECORDED_AT) == tuple(readings[:2])
+    [quality] = clock_quality(log.recent(since=RECORDED_AT - timedelta(days=1)))
     assert (quality.readings, quality.last.delta_t_abs) == (3, 0.25)
 
 
 @pytest.mark.clause("PCS-10")
 def test_readings_of_another_machine_are_not_returned(database: Database) -> None:
     ClockLog(database, clock="theirs").record([reading(0)])
-    assert ClockLog(database, clock="ours").recent(since=TAKEN) == ()
-    assert ClockLog(database).recent(since=TAKEN) == ()
+    assert ClockLog(database, clock="ours").recent(since=RECORDED_AT) == ()
+    assert ClockLog(database).recent(since=RECORDED_AT) == ()
 
 
 def test_a_reading_can_be_deleted_only_after_a_month(database: Database) -> None:
@@ -137,8 +137,8 @@ def test_a_reading_can_be_deleted_only_after_a_month(database: Database) -> None
         tx.connection.exec_driver_sql(delete)
     with database.transaction() as tx:
         tx.connection.exec_driver_sql(f"{delete} WHERE at < '2025-11-03T12:00:00'")
-    kept = ClockLog(database).recent(since=TAKEN - timedelta(days=90))
-    assert [kept_reading.at for kept_reading in kept] == [TAKEN - timedelta(days=29), TAKEN]
+    kept = ClockLog(database).recent(since=RECORDED_AT - timedelta(days=90))
+    assert [remaining.at for remaining in kept] == [RECORDED_AT - timedelta(days=29), RECORDED_AT]
 
 
 REQUESTED_AT = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
