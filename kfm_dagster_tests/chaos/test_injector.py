@@ -262,7 +262,7 @@ def test_a_wrong_plan_is_refused_in_one_line() -> None:
         assert "expected" in line
         assert refusal.value.exit_code is ExitCode.USAGE
     for text in ["a: [", "\x00"]:
-        with pytest.raises(ConfigurationError, match=r"^plan\.yaml (line 1 )?is not valid YAML; observed [^\n]+$"):
+        with pytest.raises(ConfigurationError, match=r"^plan\.yaml (line \d )?is not valid YAML; observed [^\n]+$"):
             parse_plan(text, source="plan.yaml")
 
 
