@@ -100,17 +100,17 @@ def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
     midnight = datetime.combine(first_day, time(), UTC)
     for satellite, product, band, hours in (*_GOES, _TRUNCATED):
         start = midnight + timedelta(hours=hours)
-        key, content = goes_abi.make_goes_abi(product=product, start=start, satellite=satellite, band=band)
+        key, content = goes_abi.make_goes_abi(product=product, start=start, satellite=satellite, band=band, drawn=True)
         is_whole = (satellite, product, band, hours) != _TRUNCATED
         delivery = StoredAs.WHOLE if is_whole else StoredAs.TRUNCATED
         yield FeedObject(bucket=f"noaa-goes{satellite}", key=key, content=content, delivery=delivery)
     for site, hours in (*_NEXRAD, _MISSING):
-        key, content = nexrad_level2.make_nexrad_level2(site=site, start=midnight + timedelta(hours=hours))
+        key, content = nexrad_level2.make_nexrad_level2(site=site, start=midnight + timedelta(hours=hours), drawn=True)
         delivery = StoredAs.MISSING if (site, hours) == _MISSING else StoredAs.WHOLE
         yield FeedObject(bucket=nexrad_level2.BUCKET, key=key, content=content, delivery=delivery)
     for hours, lead, product, region in _HRRR:
         run = midnight + timedelta(hours=hours)
-        key, content, index = hrrr.make_hrrr(run=run, lead=lead, product=product, region=region)
+        key, content, index = hrrr.make_hrrr(run=run, lead=lead, product=product, region=region, drawn=True)
         yield FeedObject(bucket=hrrr.BUCKET, key=key, content=content)
         yield FeedObject(bucket=hrrr.BUCKET, key=f"{key}.idx", content=index.encode())
 

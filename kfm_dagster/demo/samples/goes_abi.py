@@ -1,4 +1,4 @@
-"""Sample GOES ABI objects: small NetCDF-4 files with true keys and headers, without pixels.
+"""Sample GOES ABI objects: small NetCDF-4 files with true keys and headers, without pixels unless drawn.
 
 Belongs here: the objects and their times. Does not belong here: reading them, their variables
 (`goes_abi_layout.py`), making an object of a template (`goes_template.py`). Scan times and extents are those of
@@ -24,13 +24,21 @@ _BANDS = range(1, 17)
 
 
 def make_goes_abi(
-    *, product: str, start: datetime, satellite: int, band: int | None = None, created: datetime | None = None
+    *,
+    product: str,
+    start: datetime,
+    satellite: int,
+    band: int | None = None,
+    created: datetime | None = None,
+    drawn: bool = False,
 ) -> tuple[str, bytes]:
     """Make an object: its key and its content, a pure function of the arguments.
 
     `product` is the name in the key, with region: `ABI-L1b-RadF`, `ABI-L2-CMIPC`, `ABI-L1b-RadM1`, `ABI-L2-MCMIPM2`.
-    `band` is 1 to 16, None for MCMIP. `start` is aware; a later `created` makes a re-issue of the same scan. Raises
-    ValueError for a product, satellite or band that does not exist.
+    `band` is 1 to 16, None for MCMIP. `start` is aware; a later `created` makes a re-issue of the same scan. If
+    `drawn`, an image has values for a picture, of MCMIP that of band 13.
+
+    Raises ValueError for a product, satellite or band that does not exist.
     """
     kind, region = _understand(product, band)
     scene = layout.SCENES[region]
@@ -45,7 +53,7 @@ def make_goes_abi(
     )
     bounds = granule.seconds
     numbers = {"t": (sum(bounds) / 2,), "time_bounds": bounds}
-    return granule.key, _template(product, satellite, band).filled(granule.texts, numbers)
+    return granule.key, _template(product, satellite, band, drawn).filled(granule.texts, numbers)
 
 
 def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
@@ -93,10 +101,10 @@ def _named(product: str, band: int | None) -> str:
 
 
 @lru_cache(maxsize=512)
-def _template(product: str, satellite: int, band: int | None) -> Template:
+def _template(product: str, satellite: int, band: int | None, drawn: bool) -> Template:  # noqa: FBT001 - a key of the cache
     kind, region = _understand(product, band)
 
     def write(file: h5py.File, texts: Attributes) -> None:
-        layout.write(file, kind=kind, region=region, satellite=satellite, band=band, texts=texts)
+        layout.write(file, kind=kind, region=region, satellite=satellite, band=band, texts=texts, drawn=drawn)
 
     return make_template(_named(product, band), satellite, write, numbers=("t", "time_bounds"))

@@ -17,6 +17,7 @@ import numpy as np
 
 from kfm_dagster.demo.samples.goes_template import global_attributes, satellite_of
 from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, attach, axis, dimension, f4, variable
+from kfm_dagster.demo.samples.patterns import waves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +76,24 @@ _RESOLUTIONS = {14e-6: "0.5km at nadir", 28e-6: "1km at nadir", 56e-6: "2km at n
 _LONGEST_PLAIN_AXIS = 10_000
 """Longer axes are compressed, which keeps a full disk at 0.5 km below 100 KB."""
 _CHUNK = 250
+_DISC = 0.3036
+"""Diameter of the Earth's disc as scan angle."""
+_DRAWN_BAND = 13
+"""Band of the drawn image among the 16 of MCMIP."""
+_DRAWN_FROM, _DRAWN_STEP = 1600, 12
+"""Stored values of a drawn image: of its lowest level, and between levels."""
+_DRAWN_UNITS = {"CMI": ("K", 0.06145332, 89.62), "Rad": ("W m-2 sr-1 um-1", 0.15859237, -20.28991)}
+"""Unit, scale and offset of a drawn image: those of band 13's temperatures and of band 2's radiances."""
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
 """Dimensions without a variable."""
 
 
-def write(file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Attributes) -> None:
+def write(
+    file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Attributes, drawn: bool = False
+) -> None:
     """Fill a new file; `kind` is Rad, CMIP or MCMIP, `region` a key of SCENES, `texts` the attributes of an object.
 
-    Raises ValueError for a satellite that has no ABI.
+    If `drawn`, an image has values. Raises ValueError for a satellite that has no ABI.
     """
     platform = satellite_of(satellite)
     scene = (_WESTERN_SCENES if platform.orbital_slot == "GOES-West" else SCENES)[region]
@@ -92,6 +103,8 @@ def write(file: h5py.File, *, kind: str, region: str, satellite: int, band: int 
         dimension(file, name, length, number)
     _axes(file, scene, step)
     _pixels(file, kind, band)
+    if drawn:
+        _draw(file, {"Rad": "Rad", "CMIP": "CMI", "MCMIP": f"CMI_C{_DRAWN_BAND}"}[kind], scene, step)
     _navigation(file, scene, platform.longitude)
     _quantities(file, band)
 
@@ -164,6 +177,23 @@ def _pixels(file: h5py.File, kind: str, band: int | None) -> None:
                     "cell_methods": "t: point area: point",
                 },
             )
+
+
+def _draw(file: h5py.File, name: str, scene: Scene, step: float) -> None:
+    """Give an image values within the Earth's disc, a row of chunks at a time."""
+    pixels = file[name]
+    units, scale, offset = _DRAWN_UNITS[name.partition("_")[0]]
+    annotate(pixels, {"units": units, "scale_factor": f4(scale), "add_offset": f4(offset)})
+    annotate(file, {"summary": "Sample with the headers of a real product and a synthetic pattern as its image."})
+    rows, columns = pixels.shape
+    north = scene.north - (np.arange(rows) + 0.5) * step
+    east = scene.west + (np.arange(columns) + 0.5) * step
+    for first in range(0, rows, _CHUNK):
+        part = north[first : first + _CHUNK]
+        # Positions of the full disc, so that the scenes of a satellite show the same.
+        levels = waves(0.5 + part / _DISC, 0.5 + east / _DISC).astype("<i2")
+        is_earth = part[:, None] ** 2 + east[None, :] ** 2 < (_DISC / 2) ** 2
+        pixels[first : first + _CHUNK] = np.where(is_earth, _DRAWN_FROM + _DRAWN_STEP * levels, np.int16(-1))
 
 
 def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:

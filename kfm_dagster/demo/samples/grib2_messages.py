@@ -1,4 +1,4 @@
-"""GRIB2 messages of samples: NCEP's sections over constant fields, and their index lines.
+"""GRIB2 messages of samples: NCEP's sections over constant or drawn fields, and their index lines.
 
 Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them.
 Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant
@@ -13,11 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from kfm_dagster.demo.samples.patterns import waves_as_png
+
 SPHERE = b"\x06" + bytes(15)
 """The earth of NCEP's models: code table 3.2, shape 6, a sphere of 6,371,229 m."""
 MISSING = 0xFFFFFFFF
 _HOUR, _MINUTE = 1, 0
 """Units of time (code table 4.4)."""
+_PNG = 41
+"""Data representation template of a PNG image."""
 _PROBABILITY = 5
 """Product template of a probability at an instant."""
 
@@ -42,10 +46,24 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridSection:
-    """Section 3, and its number of points."""
+    """Section 3, and its columns and rows."""
 
     section: bytes
-    points: int
+    columns: int
+    rows: int
+
+    @property
+    def points(self) -> int:
+        """Number of points."""
+        return self.columns * self.rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A field with a pattern for pictures: value = lowest + level * 2 ** exponent."""
+
+    lowest: float
+    exponent: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,13 +204,23 @@ def projected_grid(
 
 def _grid(template: int, columns: int, rows: int, earth: bytes, points: bytes) -> GridSection:
     common = struct.pack(">BIBBH", 0, columns * rows, 0, 0, template) + earth
-    return GridSection(section=_section(3, common + points), points=columns * rows)
+    return GridSection(section=_section(3, common + points), columns=columns, rows=rows)
 
 
 def message(
-    field: Field, step: ForecastStep, *, run: datetime, origin: Origin, grid: GridSection, packing: int = 0
+    field: Field,
+    step: ForecastStep,
+    *,
+    run: datetime,
+    origin: Origin,
+    grid: GridSection,
+    packing: int = 0,
+    drawn: Drawn | None = None,
 ) -> bytes:
-    """Build a message. `packing` is a data representation template whose octets are those of 5.0, such as 5.41."""
+    """Build a message. `packing` is a data representation template whose octets are those of 5.0, such as 5.41.
+
+    A drawn field is packed as PNG (5.41).
+    """
     utc = run.astimezone(UTC)
     clock = struct.pack(">H5B", utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second)
     identification = (
@@ -200,14 +228,19 @@ def message(
         + clock
         + bytes([origin.status, origin.data_type])
     )
+    # In 0 bits the reference value is the field.
+    representation, values = struct.pack(">HfHHBB", packing, field.value, 0, 0, 0, 0), b""
+    if drawn is not None:
+        exponent = abs(drawn.exponent) | (0x8000 if drawn.exponent < 0 else 0)
+        representation = struct.pack(">HfHHBB", _PNG, drawn.lowest, exponent, 0, 8, 0)
+        values = waves_as_png(grid.columns, grid.rows)
     sections = (
         _section(1, identification)
         + grid.section
         + _section(4, _product(field, step, utc, origin))
-        # In 0 bits the reference value is the field.
-        + _section(5, struct.pack(">IHfHHBB", grid.points, packing, field.value, 0, 0, 0, 0))
+        + _section(5, struct.pack(">I", grid.points) + representation)
         + _section(6, b"\xff")
-        + _section(7, b"")
+        + _section(7, values)
     )
     return struct.pack(">4sHBBQ", b"GRIB", 0, field.parameter[0], 2, len(sections) + 20) + sections + b"7777"
 

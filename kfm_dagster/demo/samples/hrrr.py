@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from itertools import islice, product
 
 from kfm_dagster.demo.samples.grib2_messages import (
+    Drawn,
     Field,
     ForecastStep,
     Origin,
@@ -54,6 +55,15 @@ _FIELDS: dict[str, tuple[Field, ...]] = {
         Field(name="SPFH", level="1 hybrid level", parameter=(0, 1, 0), surface=(105, 1), value=0.008),
     ),
 }
+_DRAWN = {
+    "TMP": Drawn(lowest=255.0, exponent=-1),
+    "GUST": Drawn(lowest=0.0, exponent=-3),
+    "APCP": Drawn(lowest=0.0, exponent=-2),
+    "HGT": Drawn(lowest=5400.0, exponent=2),
+    "RH": Drawn(lowest=20.0, exponent=-1),
+    "PRES": Drawn(lowest=96_000.0, exponent=5),
+    "SPFH": Drawn(lowest=0.001, exponent=-13),
+}
 _QUARTERS = (45, 30, 15, 0)
 """Minutes before the lead when the sub-hourly product's fields are valid."""
 
@@ -81,17 +91,31 @@ _GRIDS = {
 }
 
 
-def make_hrrr(*, run: datetime, lead: int, product: str = "sfc", region: str = "conus") -> tuple[str, bytes, str]:
+def make_hrrr(
+    *, run: datetime, lead: int, product: str = "sfc", region: str = "conus", drawn: bool = False
+) -> tuple[str, bytes, str]:
     """Make an object: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
+    `run` is aware, on a full hour; `lead` in hours. Fields are constant, unless `drawn` for a picture.
+    Raises ValueError for a combination without a key.
     """
     utc = full_hour(run)
     if not 0 <= lead <= MAX_LEAD or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no HRRR key for lead {lead}, product {product!r}, region {region!r}")
     content, index = assembled(
         (
-            (field, step, message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region]))
+            (
+                field,
+                step,
+                message(
+                    field,
+                    step,
+                    run=utc,
+                    origin=_ORIGIN,
+                    grid=_GRIDS[region],
+                    drawn=_DRAWN[field.name] if drawn else None,
+                ),
+            )
             for field, step in _steps(product, lead)
         ),
         run=utc,

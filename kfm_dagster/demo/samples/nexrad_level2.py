@@ -1,7 +1,8 @@
 """Small NEXRAD Level II volumes in the true format, for the demo, the tests and the benchmark.
 
 Belongs here: bytes as ICD 2620010 (Archive II/User) and ICD 2620002 (RDA/RPG) lay them out: volume header, metadata
-record, radial records, end marker. Does not belong here: weather; the gates hold a seeded pattern.
+record, radial records, end marker. Does not belong here: weather; the gates hold a seeded pattern, or
+echoes for a picture.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 
+from kfm_dagster.demo.samples.patterns import echoes
 from kfm_dagster.readers.nexrad_radar import TDWR, Site, kind_of, sites
 
 BUCKET = "unidata-nexrad-level2"
@@ -77,15 +79,19 @@ _TDWR = _Scan(
 )
 _CUT = timedelta(seconds=20)
 _RADIAL = timedelta(milliseconds=40)
+_SWEEP = 720
+"""Radials of the lowest cut of a drawn volume: all directions."""
+_RADIALS_OF_A_RECORD = 120
 DURATION = _CUT * (len(_CUTS) - 1) + _RADIAL * (RADIALS - 1)
 """Time from the first radial of a volume to its last."""
 _FEEDHORN_M = 20
 
 
-def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
+def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, drawn: bool = False) -> tuple[str, bytes]:
     """Key and content of a volume of a site of either table; the same arguments give the same bytes.
 
-    start: aware; the header and the first radial have it in milliseconds, the key in seconds.
+    start: aware; the header and the first radial have it in milliseconds, the key in seconds. If `drawn`, the lowest
+    cut is a whole sweep with echoes, for a picture.
     Raises KeyError when the site is in neither table.
     """
     start = start.astimezone(UTC)
@@ -101,6 +107,8 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) ->
         bz2.compress(b"".join(cuts[first : first + _CUTS_OF_A_RECORD]))
         for first in range(0, len(cuts), _CUTS_OF_A_RECORD)
     ]
+    if drawn:
+        packed = [*_sweep(location, start), bz2.compress(b"".join(cuts[1:_CUTS_OF_A_RECORD])), *packed[1:]]
     *records, last = [_metadata_record(start.date(), scan), *packed]
     content = b"".join([header, *(_record(record) for record in records), _record(last, last=True)])
     return f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V{scan.version}", content
@@ -171,19 +179,33 @@ def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: in
     return struct.pack(">12xHBBHHIHH", halfwords, 8, kind, 1, day, milliseconds, segments, segment) + body
 
 
-def _radial(site: Site, moment_of: datetime, cut: int, index: int) -> bytes:
-    """Message 31 (ICD 2620002, table XVII)."""
+def _sweep(site: Site, start: datetime) -> list[bytes]:
+    """Return the records of the lowest cut with all directions, which take as long as any other cut."""
+    radials = [_radial(site, start + _CUT * index / _SWEEP, 0, index, count=_SWEEP) for index in range(_SWEEP)]
+    return [
+        bz2.compress(b"".join(radials[first : first + _RADIALS_OF_A_RECORD]))
+        for first in range(0, _SWEEP, _RADIALS_OF_A_RECORD)
+    ]
+
+
+def _radial(site: Site, moment_of: datetime, cut: int, index: int, *, count: int = RADIALS) -> bytes:
+    """Message 31 (ICD 2620002, table XVII); `count` is the cut's number of radials."""
     day, milliseconds = _clock(moment_of)
     scan = _scan(site.icao)
     gates = scan.others if cut else scan.lowest
-    blocks = [*_constants(site, scan.vcp), *_moments(site.icao, scan.cuts[cut], gates)]
+    moments = list(_moments(site.icao, scan.cuts[cut], gates))
+    if count == _SWEEP:
+        number, first, spacing = gates
+        head = moments[0][:-number]
+        moments[0] = head + echoes(_SWEEP, number, first_km=first / 1000, gate_km=spacing / 1000)[index]
+    blocks = [*_constants(site, scan.vcp), *moments]
     pointers, offset = [], 72
     for block in blocks:
         pointers.append(offset)
         offset += len(block)
     # 3 and 0 begin a volume and an elevation, 4 and 2 end them, 1 lies between (radial status).
     begins, ends = (3 if cut == 0 else 0), (4 if cut == len(_CUTS) - 1 else 2)
-    status = begins if index == 0 else ends if index == RADIALS - 1 else 1
+    status = begins if index == 0 else ends if index == count - 1 else 1
     header = struct.pack(
         ">4sIHHfBxHBBBBfBbH10I",
         site.icao.encode(),
