@@ -67,6 +67,7 @@ def search(
     """
     # Imported here, because the clients of stores, pyarrow and DuckDB take a second to import.
     from kfm_dagster.reading.items import CatalogFiles, checked_bbox, time_range  # noqa: PLC0415
+    from kfm_dagster.reading.names import opening  # noqa: PLC0415
 
     start, end = time_range(time)
     box = None if bbox is None else checked_bbox(bbox.split(","))
@@ -79,8 +80,8 @@ def search(
     if parquet is not None:
         click.echo(f"{counted(_write(parquet, [item for _, item in matches]), 'Item')} in {parquet}")
     elif as_python:
-        for address, _ in matches:
-            click.echo(f"kfm.open({json.dumps(address)})")
+        for address, item in matches:
+            click.echo(opening(item, address))
     else:
         rows = [item if as_json else _row(item) for _, item in matches]
         show_rows(rows, COLUMNS, as_json=as_json, ids_of="id" if ids else None)

@@ -28,12 +28,15 @@ from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.contracts.issues import REPAIRS
 from kfm_dagster.deployment.explained_runs import explanations
+from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.unit_history import evidence_of, unit_history
 from kfm_dagster.exports.gap_picture import draw, gap_picture
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import RejectionFilter
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.reading.names import opening
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views.decisions import ALERTS
@@ -153,8 +156,20 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "object_link": None if is_sample else alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, evidence_of(case, pipeline.store)) for case in details.cases],
+        "opening": _opening(pipeline, record),
         "catalog": (pipeline.settings.catalog_public_url or pipeline.settings.catalog).rstrip("/"),
     }
+
+
+def _opening(pipeline: Pipeline, record: NoddWalRecord) -> str | None:
+    """Return the line of Python that opens a succeeded unit's Item; None without an Item that can be read."""
+    if record.status != Status.SUCCEEDED:
+        return None
+    try:
+        item = operations.item(pipeline, {"wal_id": record.wal_id})
+    except KfmError:
+        return None
+    return opening(item, item["links"][-1]["href"])
 
 
 def _dataset(pages: Pages, request: Request) -> Response:

@@ -237,6 +237,13 @@ class Feed:
             published=tuple(days),
         )
 
+    def store_folder(self, folder: Path) -> None:
+        """Store every file `folder/<bucket>/<key>` of a contract's bucket; announce none. An absent folder has none."""
+        for path, bucket, key in _files(folder):
+            if key and bucket in self._registry.buckets:
+                with path.open("rb") as file:
+                    self.put(bucket, key, file)
+
     def _day_of(self, contract: DatasetContract, key: str) -> date:
         """Return a data key's day. Raises InvalidKeyTimeError for an impossible day."""
         match = self._registry.grammars[contract.id].match(key, datetime.now(UTC))

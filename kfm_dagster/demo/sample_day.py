@@ -27,6 +27,8 @@ DATASETS = frozenset({"goes-abi", "hrrr", "nexrad-l2"})
 """Datasets of the samples; the demo's deployment follows no other one, unless it ingests others."""
 MENDED = "samples-mended"
 """File in the data root; if it exists, the spoilt samples are stored whole."""
+FOLDERS = "samples-folders"
+"""File in the data root with the folders of objects that demos ingested, one a line; `kfm ui` serves them, too."""
 SERVED_AT = "samples-address"
 """File in the data root with the address of the cloud in which `kfm ui` stores the samples."""
 SHELL = "samples.env"
@@ -140,16 +142,30 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
 
 
 def serve_samples(feed: Feed, *, environment: Mapping[str, str], home: Path) -> None:
-    """Store the samples for `kfm ui`, the spoilt ones whole after mend_samples; announce none.
+    """Store for `kfm ui` the samples, the spoilt ones whole after mend_samples, and the demos' folders; announce none.
 
     `environment` are the variables that point clients at the feed's cloud.
     """
     mended = (home / MENDED).exists()
     for item in sample_objects():
         feed.deliver(replace(item, delivery=StoredAs.WHOLE) if mended else item)
+    for folder in served_folders(home):
+        feed.store_folder(Path(folder))
     (home / SERVED_AT).write_text(environment["AWS_ENDPOINT_URL"], encoding="utf-8")
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items() if name.startswith("AWS_"))
     (home / SHELL).write_text("".join(lines), encoding="utf-8")
+
+
+def serve_folder(home: Path, folder: Path) -> None:
+    """Let later starts of `kfm ui` serve a folder of objects, too."""
+    folders = dict.fromkeys((*served_folders(home), str(folder.absolute())))
+    (home / FOLDERS).write_text("".join(f"{line}\n" for line in folders), encoding="utf-8")
+
+
+def served_folders(home: Path) -> list[str]:
+    """Return the folders of objects that demos of this home ingested."""
+    file = home / FOLDERS
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def mend_samples(home: Path) -> list[str]:

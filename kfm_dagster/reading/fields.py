@@ -231,7 +231,7 @@ def _grid(item: Item, name: str | None) -> Any:
             # The byte range selects the field. GDAL names some fields otherwise, e.g. accumulations with their hours.
             numbers = list(elements)
         # U and V of a wind share a message. Without an index, names are GDAL's, without levels.
-        only(item, name or "no field", [elements[number] for number in numbers], sorted(set(elements.values())))
+        only(item, name, [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
     numpy, properties = package("numpy"), item["properties"]

@@ -25,7 +25,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, UnknownNameError
-from kfm_dagster.reading.names import REFERENCE, Item, matches
+from kfm_dagster.reading.names import REFERENCE, Item, layers_of, listed, matches, variables_of
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.publisher import ObjectStorePublisher, Publisher, PublishError, open_publisher
 
@@ -106,7 +106,7 @@ def latest(
     raise UnknownNameError(
         f"no recent Item of {dataset} has the field and the properties",
         observed=", ".join(filter(None, (field, level, *(f"{name}={value}" for name, _, value in conditions)))),
-        expected=f"an Item since {before:%Y-%m-%d}",
+        expected=f"an Item since {before:%Y-%m-%d}" + ("" if newest is None else _fields_of(newest[1])),
     )
 
 
@@ -288,6 +288,12 @@ def read_item(address: str) -> dict[str, Any]:
     if (item := CatalogFiles(folder or ".").read([name]).get(name)) is None:
         raise UnknownNameError("there is no such Item", observed=address)
     return item  # type: ignore[no-any-return]
+
+
+def _fields_of(item: Item) -> str:
+    """Return the end of a sentence that lists an Item's fields; nothing without fields."""
+    names = list(layers_of(item) or variables_of(item))
+    return f"; the newest, {item['id']}, has {listed(item, names)}" if names else ""
 
 
 def valid_time(item: Item) -> datetime:

@@ -5,6 +5,8 @@ A field of GRIB2 is named as in its index, `TMP:2 m above ground`; a variable of
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeAlias
@@ -15,6 +17,10 @@ from kfm_dagster.errors import UnknownNameError
 Item: TypeAlias = Mapping[str, Any]
 REFERENCE = "forecast:reference_datetime"
 """Property of a forecast: the time of its run (STAC forecast extension)."""
+MOST_NAMES = 10
+"""Names in an error."""
+_STEP = re.compile(r" (?:anl|[\d-]+ (?:min|hour|day|month|year) .*)$")
+"""End of a field's name in its index: the time of the forecast."""
 
 
 def layers_of(item: Item) -> Mapping[str, Mapping[str, int]]:
@@ -39,24 +45,45 @@ def layer(item: Item, field: str | None, level: str | None = None) -> str:
     """
     names = list(layers_of(item) or variables_of(item))
     named = names if field is None else _matches(item, field, level)
-    return only(item, "no field" if field is None else _words(field, level), named, names)
+    return only(item, None if field is None else _words(field, level), named, names)
 
 
-def only(item: Item, wanted: str, named: Sequence[str], names: Sequence[str]) -> str:
-    """Return the only one of the names that a wanted name refers to.
+def only(item: Item, wanted: str | None, named: Sequence[str], names: Sequence[str]) -> str:
+    """Return the only one of the names that a wanted name refers to; without a wanted name, of all.
 
     Raises UnknownNameError with the nearest of all names if it refers to none or several.
     """
     if len(named) == 1:
         return named[0]
-    near = named or get_close_matches(wanted, names, n=5, cutoff=0.4) or names
+    near = named or get_close_matches(wanted or "", names, n=5, cutoff=0.4) or names
+    count = f"{len(named)} fields{' of this name' if wanted else ''}" if named else "no such field"
     raise UnknownNameError(
-        f"{item['id']} has {len(named)} fields of this name" if named else f"{item['id']} has no such field",
-        observed=wanted,
-        expected="one of " + ", ".join(near[:10]) + (f" and {len(near) - 10} more" if len(near) > 10 else "")
-        if near
-        else None,
+        f"{item['id']} has {count}",
+        observed=wanted or "no name of a field",
+        expected=f"one of {listed(item, near)}" if near else None,
+        next_step=f"name a field: field={json.dumps(spelled(item, near[0]))}" if near else None,
     )
+
+
+def listed(item: Item, names: Sequence[str]) -> str:
+    """Return the first of an Item's names as a text."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(spelled(item, name) for name in names[:MOST_NAMES]) + more
+
+
+def spelled(item: Item, name: str) -> str:
+    """Return a layer's name as `TMP:2 m above ground`; with its forecast time if several have the rest."""
+    if name not in layers_of(item):
+        return name
+    short = _STEP.sub("", name)
+    return (short if len(_matches(item, short, None)) == 1 else name).replace(" ", ":", 1)
+
+
+def opening(item: Item, address: str) -> str:
+    """Return the line of Python that opens an Item by the address of its file; of several layers the first."""
+    layers = list(layers_of(item))
+    field = f", field={json.dumps(spelled(item, layers[0]))}" if len(layers) > 1 else ""
+    return f"kfm.open({json.dumps(address)}{field})"
 
 
 def _matches(item: Item, field: str, level: str | None) -> list[str]:

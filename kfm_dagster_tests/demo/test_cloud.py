@@ -23,7 +23,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
-from kfm_dagster.demo.sample_day import SERVED_AT, SHELL, sample_objects, serve_samples
+from kfm_dagster.demo.sample_day import SERVED_AT, SHELL, sample_objects, serve_folder, serve_samples
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
@@ -263,6 +263,7 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
     cloud: EmbeddedCloud, feed: Feed, call: Call, home: Path
 ) -> None:
     size = {item.key: len(item.content) for item in sample_objects()}
+    assert sum(size.values()) < 20_000_000
     s3, spoilt = cloud.client("s3"), [item for item in sample_objects() if item.delivery is not StoredAs.WHOLE]
 
     def whole() -> list[str]:
@@ -290,8 +291,13 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
     assert len(whole()) == len(spoilt) == 2
     for item in spoilt:
         s3.delete_object(Bucket=item.bucket, Key=item.key)
+    # A folder that a demo ingested is served, too, and one that is gone is left out.
+    put(home / "more", [good(CHUNKS_BUCKET, "KTWX/1/20250402-220636-001-S", b"content")])
+    for folder in (home / "more", home / "absent", home / "more"):
+        serve_folder(home, folder)
     serve_samples(feed, environment=cloud.environment(), home=home)
     assert len(whole()) == 2
+    assert s3.head_object(Bucket=CHUNKS_BUCKET, Key="KTWX/1/20250402-220636-001-S")["ContentLength"] == 7
     assert call("demo", "--mend", "--all-datasets").code == ExitCode.USAGE
 
 

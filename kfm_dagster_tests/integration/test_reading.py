@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rasterio
 
 import kfm_dagster as kfm
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
+from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as RADAR_BUCKET
+from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.reading.fields import UnreadableObjectError
+from kfm_dagster.reading.names import opening
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.s3 import Fetched, S3Bucket
 from kfm_dagster_tests.browser.pictures import keep_picture
@@ -53,11 +58,16 @@ def catalog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A catalog of three runs of HRRR in KFM_HOME, with their objects in the bucket."""
+    put_hrrr(objects)
+    return ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+
+
+def put_hrrr(objects: Path) -> None:
+    """Write the objects of HRRR to a folder."""
     for hour, lead, product, region in OBJECTS:
         run = datetime(2025, 4, 2, hour, tzinfo=UTC)
         key, content, index = make_hrrr(run=run, lead=lead, product=product, region=region)
         put(objects, [good(BUCKET, key, content), good(BUCKET, f"{key}.idx", index.encode())])
-    return ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
 
 
 def ingested(
@@ -107,7 +117,7 @@ def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> N
         assert Path(str(item.get_self_href())).read_bytes()
     with pytest.raises(
         UnknownNameError,
-        match="has the field and the properties; observed TMP:500 mb, hrrr:product=sfc; expected an Item since",
+        match=r"observed TMP:500 mb, hrrr:product=sfc; expected an Item since .*; the newest, hrrr.*, has GUST:surf",
     ):
         kfm.latest("hrrr", field="TMP:500 mb", **{"hrrr:product": "sfc"})
 
@@ -241,9 +251,13 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
         (lambda: kfm.search(catalog="http://127.0.0.1:9/x"), DependencyUnavailableError, "cannot be read"),
         (lambda: kfm.open(str(catalog / "x.json")), UnknownNameError, "there is no such Item"),
         (lambda: kfm.open("goes-abi"), UnknownNameError, "the catalog has no Items of goes-abi"),
-        (lambda: kfm.open(surface), UnknownNameError, "expected one of "),
-        (lambda: kfm.open(surface, field="TMP:20 m above ground"), UnknownNameError, "one of TMP 2 m above ground anl"),
-        (lambda: kfm.open(quarters, field="GUST:surface"), UnknownNameError, "GUST surface 45 min fcst"),
+        (
+            lambda: kfm.open(surface),
+            UnknownNameError,
+            'APCP:surface, GUST:surface, TMP:2 m above ground; next: name a field: field="APCP:surface"',
+        ),
+        (lambda: kfm.open(surface, field="TMP:20 m above ground"), UnknownNameError, "one of TMP:2 m above ground"),
+        (lambda: kfm.open(quarters, field="GUST:surface"), UnknownNameError, "GUST:surface 45 min fcst"),
         (lambda: kfm.open(radar), DependencyUnavailableError, "pip install 'kfm-dagster[read]'"),
     ]:
         with pytest.raises(kind) as refusal:
@@ -254,9 +268,28 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
         assert kfm.search("hrrr", **{"hrrr:lead-hour": 1}) == []
     field = kfm.open(quarters, field="GUST surface 45 min fcst")
     assert (field.name, str(field.valid_time.values)[:16]) == ("GUST", "2025-04-02T14:45")
+    for item, name in ((surface, "APCP:surface"), (quarters, "GUST:surface 15 min fcst")):
+        line = opening(item.to_dict(), item.get_self_href())
+        assert line == f'kfm.open("{item.get_self_href()}", field="{name}")'
+        assert eval(line, {"kfm": kfm}).equals(kfm.open(item, field=name))
 
 
-def test_every_block_of_the_page_runs(catalog: Path) -> None:
+def test_every_block_of_the_page_runs(
+    make_pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    objects: Path,
+    aws: EmbeddedCloud,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    put_hrrr(objects)
+    start = datetime(2025, 4, 2, 17, tzinfo=UTC)
+    scan = make_goes_abi(product="ABI-L2-CMIPC", start=start, satellite=16, band=13, drawn=True)
+    put(objects, [good("noaa-goes16", *scan)])
+    put(objects, [good(RADAR_BUCKET, *make_nexrad_level2(site="KTWX", start=start, drawn=True))])
+    ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
     page = (DOCS / "python.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block in re.findall(r"(?s)```python\n(.*?)```", page):
@@ -264,6 +297,13 @@ def test_every_block_of_the_page_runs(catalog: Path) -> None:
     assert names["item"].id == "hrrr.20250402.conus.t13z.wrfsfcf00"
     assert names["field"].attrs["units"] == "kg/m^2"
     assert names["forecast"].sizes["valid_time"] == 3
+    # The demo's objects hold patterns, so that their pictures are not of one colour.
+    assert names["volume"]["sweep_0"]["DBZH"].shape == (720, 1832)
+    assert float(names["volume"]["sweep_0"]["DBZH"].max()) > 40
+    assert 5 < float(kfm.open("goes-abi", field="CMI").std()) < 50
+    content = make_hrrr(run=start, lead=0, drawn=True)[1]
+    with rasterio.MemoryFile(content) as file, file.open() as bands:
+        assert bands.read(1).std() > 5
 
 
 REAL = (
