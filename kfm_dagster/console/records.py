@@ -141,7 +141,6 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
         footprint = item_map(view, [record])
     alternate = addresses(record.object_uri, pipeline.registry[record.dataset], {}).get("alternate", {})
-    is_sample = pipeline.settings.feed is FeedKind.SAMPLE
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     message_id = record.sqs_message_id
     return {
@@ -153,7 +152,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "lineage": lineage,
         "footprint": footprint,
         # AWS has no samples.
-        "object_link": None if is_sample else alternate.get("https", {}).get("href"),
+        "object_link": pipeline.settings.feed is FeedKind.WHOLE and alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, evidence_of(case, pipeline.store)) for case in details.cases],
         "opening": _opening(pipeline, record),

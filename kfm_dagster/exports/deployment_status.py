@@ -30,8 +30,6 @@ from kfm_dagster.views.feeds import GAP_DAYS
 
 LATE = timedelta(minutes=15)
 """Longest normal wait of a dataset's units before a run starts: a tick takes seconds, a run a minute or two."""
-GAPS_SINCE = timedelta(days=GAP_DAYS)
-"""The default period of `kfm gaps`."""
 REJECTED_SINCE = timedelta(days=1)
 MOST_REJECTED = 1_000
 
@@ -95,7 +93,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
             *map(_of_switch, off.values()),
             *map(_of_proposal, pipeline.ledger.review.waiting(tx=view)),
             *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
-            *_of_gaps(pipeline.gaps.list(since=at - GAPS_SINCE)),
+            *_of_gaps(pipeline.gaps.list(since=at - timedelta(days=GAP_DAYS))),
             *_of_places(pipeline.following),
             *_of_lineage(backlog(view), at),
             *_of_announcements(pipeline),
