@@ -59,7 +59,7 @@ class GridSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class DrawnValues:
     """A field with a pattern for pictures: value = lowest + level * 2 ** exponent."""
 
     lowest: float
@@ -215,7 +215,7 @@ def message(
     origin: Origin,
     grid: GridSection,
     packing: int = 0,
-    drawn: Drawn | None = None,
+    drawn: DrawnValues | None = None,
 ) -> bytes:
     """Build a message. `packing` is a data representation template whose octets are those of 5.0, such as 5.41.
 

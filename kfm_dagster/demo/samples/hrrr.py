@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from itertools import islice, product
 
 from kfm_dagster.demo.samples.grib2_messages import (
-    Drawn,
+    DrawnValues,
     Field,
     ForecastStep,
     Origin,
@@ -56,13 +56,13 @@ _FIELDS: dict[str, tuple[Field, ...]] = {
     ),
 }
 _DRAWN = {
-    "TMP": Drawn(lowest=255.0, exponent=-1),
-    "GUST": Drawn(lowest=0.0, exponent=-3),
-    "APCP": Drawn(lowest=0.0, exponent=-2),
-    "HGT": Drawn(lowest=5400.0, exponent=2),
-    "RH": Drawn(lowest=20.0, exponent=-1),
-    "PRES": Drawn(lowest=96_000.0, exponent=5),
-    "SPFH": Drawn(lowest=0.001, exponent=-13),
+    "TMP": DrawnValues(lowest=255.0, exponent=-1),
+    "GUST": DrawnValues(lowest=0.0, exponent=-3),
+    "APCP": DrawnValues(lowest=0.0, exponent=-2),
+    "HGT": DrawnValues(lowest=5400.0, exponent=2),
+    "RH": DrawnValues(lowest=20.0, exponent=-1),
+    "PRES": DrawnValues(lowest=96_000.0, exponent=5),
+    "SPFH": DrawnValues(lowest=0.001, exponent=-13),
 }
 _QUARTERS = (45, 30, 15, 0)
 """Minutes before the lead when the sub-hourly product's fields are valid."""
