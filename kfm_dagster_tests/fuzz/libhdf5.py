@@ -30,7 +30,7 @@ CPU_SECONDS = 20.0
 ENDS = ("libhdf5 hangs", "libhdf5 died", "libhdf5 closes no file")
 """Results after which a new process is started."""
 HANG_SECONDS = 300.0
-"""The process counts as hanging after this time without an answer; a file may take it CPU_SECONDS."""
+"""Without an answer within this time the process counts as hanging."""
 
 
 class Question(NamedTuple):

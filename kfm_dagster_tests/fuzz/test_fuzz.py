@@ -45,7 +45,7 @@ def test_mutated_objects_are_read_within_bounds_or_refused(name: str, figure: Ca
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_an_unchanged_inside_makes_the_same_object(shell: Callable[..., Any]) -> None:
-    """Unpacking and packing do not change the result, so only the mutations do."""
+    """Packing unpacked content again does not change the result."""
     tried = 0
     for name, subject in SUBJECTS.items():
         for specimen in () if subject.of_index else subject.samples:

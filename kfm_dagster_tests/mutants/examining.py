@@ -188,7 +188,7 @@ class Copy:
     def examine_twice(
         self, mutant: Mutant, *, end: float = float("inf"), cpu_seconds: float = CPU_SECONDS
     ) -> Examined | None:
-        """Examine a mutant, and a survivor also by its further tests; None if the time ends before."""
+        """Examine a mutant, and a survivor by its further tests; return None if the time ends first."""
         timeout = min(TIMEOUT_SECONDS, end - time.monotonic())
         first = self.examine(mutant, timeout=timeout, cpu_seconds=cpu_seconds)
         if (left := end - time.monotonic()) < 0:

@@ -176,7 +176,7 @@ def test_a_report_without_its_stated_length_is_suspect() -> None:
 
 
 @pytest.mark.clause("OPR-20")
-def test_text_that_was_cut_before_it_was_packed_is_truncated_unless_its_last_report_is_whole() -> None:
+def test_a_report_cut_before_packing_is_truncated() -> None:
     *others, last = REPORTS
     for cut in range(1, len(last) - 1):
         assert refusal(packed(*others, last[:cut])) is MetadataIssue.TRUNCATED_OBJECT

@@ -473,7 +473,7 @@ def scattered(longitudes: Any, latitudes: Any, **attributes: Any) -> bytes:
 
 
 @pytest.mark.clause("OPR-14")
-def test_positions_have_their_smallest_box_and_too_many_have_the_attributes_box() -> None:
+def test_the_box_of_positions_is_the_smallest_or_that_of_the_attributes() -> None:
     turn, rows = np.meshgrid(np.arange(0.0, 360, 0.5), np.linspace(-70, 80, 30))
     nan = math.nan
     for longitudes, latitudes, attributes, box in (

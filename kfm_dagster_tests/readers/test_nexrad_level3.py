@@ -166,7 +166,7 @@ DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
 def test_an_accumulation_holds_for_its_window() -> None:
     noon = START.replace(hour=12, minute=0, second=0)
     for code, parameters, minutes in (
-        # Beginning and end; end and the period of the product code; end (minute and date apart) and length.
+        # Windows by beginning and end, by an end and the product's period, and by an end and a length.
         (80, {5: DAY - 1, 6: NOON, 7: DAY, 8: NOON}, 1440), (172, {1: DAY, 2: NOON - 5, 5: DAY, 6: NOON}, 5),
         (31, {5: DAY, 6: 0, 7: DAY, 8: NOON}, NOON), (144, {5: DAY, 6: NOON - 60, 7: DAY, 8: NOON}, 60),
         (78, {7: DAY, 8: NOON}, 60), (79, {7: DAY, 8: NOON}, 180), (81, {7: DAY, 8: NOON}, 60),
