@@ -210,7 +210,7 @@ BAD_INPUT: dict[str, list[str]] = {
         for folder, files in (("empty", "0 files"), ("latin", "1 file"))
     },
     "dataset check wrong.yaml": ["wrong.yaml", "apiVersion"],
-    "dataset check broken.yaml": ["broken.yaml line 1 is not valid YAML"],
+    "dataset check broken.yaml": ["broken.yaml line 2 is not valid YAML"],
     "dataset check latin/one.yaml": ["latin/one.yaml line 1 is no UTF-8 text"],
     "KFM_CONTRACTS_DIR=latin dataset list": ["latin/one.yaml line 1 is no UTF-8 text"],
     **{
