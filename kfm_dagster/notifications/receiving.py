@@ -66,7 +66,7 @@ def in_parts(
 
 
 @dataclass(kw_only=True)
-class Reception:
+class ReceiveCall:
     """The messages of a receive call, and the sizes of its next requests.
 
     A request may bring ten messages of 1 MiB. So it reserves for each message the size of the call's largest message so

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutcome, SqsMessage
-from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, Item, Reception, as_message, in_parts
+from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, Item, ReceiveCall, as_message, in_parts
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -142,23 +142,23 @@ class Queue:
                 return error
             return [as_message(message) for message in answer.get("Messages", [])]
 
-        reception = Reception(max_messages=max_messages, max_bytes=max_bytes, max_units=max_units)
-        answers = [request(places, wait_seconds) for places in reception.requests(1) if budget_seconds > 0]
+        call = ReceiveCall(max_messages=max_messages, max_bytes=max_bytes, max_units=max_units)
+        answers = [request(places, wait_seconds) for places in call.requests(1) if budget_seconds > 0]
         deadline = time.monotonic() + budget_seconds
         errors: list[BotoCoreError | ClientError] = []
         with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
             while answers:
                 for answer in answers:
                     if isinstance(answer, list):
-                        reception.add(answer)
+                        call.add(answer)
                     else:
                         errors.append(answer)
-                if errors or not reception.messages or time.monotonic() >= deadline:
+                if errors or not call.messages or time.monotonic() >= deadline:
                     break
-                answers = list(pool.map(request, reception.requests(workers)))
-        if errors and not reception.messages:
+                answers = list(pool.map(request, call.requests(workers)))
+        if errors and not call.messages:
             raise self._unavailable(errors[0]) from errors[0]
-        return list(reception.messages.values())
+        return list(call.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
         """Receive up to `max_messages`, make them visible again; their receive counts rise by 1.

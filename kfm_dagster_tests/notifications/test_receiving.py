@@ -6,7 +6,7 @@ import pytest
 
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, Reception, in_parts, weight
+from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, ReceiveCall, in_parts, weight
 
 pytestmark = pytest.mark.clause("SEC-08")
 
@@ -17,12 +17,12 @@ def messages(number: int, body: str, first: int = 0) -> list[SqsMessage]:
     return [SqsMessage(message_id=f"m{index}", body=body) for index in range(first, first + number)]
 
 
-def reception(**budgets: int) -> Reception:
-    return Reception(**{"max_messages": 1_000, **budgets})
+def receive_call(**budgets: int) -> ReceiveCall:
+    return ReceiveCall(**{"max_messages": 1_000, **budgets})
 
 
 def test_requests_reserve_the_largest_size_that_sqs_may_send() -> None:
-    call = reception(max_bytes=15 * MAX_BODY_BYTES)
+    call = receive_call(max_bytes=15 * MAX_BODY_BYTES)
     assert call.requests(8) == [10, 5]
     call.add(messages(10, SMALL))
     # The received messages were small, so more are requested; each request reserves the largest size.
@@ -30,25 +30,25 @@ def test_requests_reserve_the_largest_size_that_sqs_may_send() -> None:
 
 
 def test_requests_end_at_the_budget_of_bytes_or_messages() -> None:
-    call = reception(max_bytes=12 * MAX_BODY_BYTES)
+    call = receive_call(max_bytes=12 * MAX_BODY_BYTES)
     call.add(messages(10, "x" * MAX_BODY_BYTES))
     assert call.requests(8) == [2]
     call.add(messages(2, "x" * MAX_BODY_BYTES, 10))
     assert call.requests(8) == []
-    few = reception(max_messages=12)
+    few = receive_call(max_messages=12)
     few.add(messages(10, SMALL))
     assert few.requests(8) == [2]
 
 
 @pytest.mark.parametrize(("max_units", "more"), [(20, []), (21, [10])])
 def test_requests_end_at_the_budget_of_units(max_units: int, more: list[int]) -> None:
-    call = reception(max_units=max_units)
+    call = receive_call(max_units=max_units)
     call.add(messages(10, '{"eventTime":0,"x":{"eventTime":0}}'))
     assert call.requests(1) == more
 
 
 def test_three_consecutive_empty_answers_end_a_call() -> None:
-    call = reception()
+    call = receive_call()
     for answer in ([], [], messages(1, SMALL), [], []):
         call.add(answer)
         assert call.requests(1)
