@@ -186,7 +186,7 @@ def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboar
         assert page.locator("form[action$='/release']").count() == 0
         sign_in(page)
         page.goto(f"/units/{served.quarantined.wal_id}")
-        page.get_by_text("Release: one more attempt").focus()
+        page.get_by_text("Retry: one more attempt").focus()
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
         page.keyboard.type("the site is in the contract now")

@@ -141,11 +141,11 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
                 page.get_by_role("link", name="sign in", exact=True).click()
                 page.get_by_label("Your token").fill(screen.token)
                 page.get_by_role("button", name="Sign in").click()
-            page.get_by_text("Release: one more attempt").click()
-            form = page.get_by_role("form", name="Release")
+            page.get_by_text("Retry: one more attempt").click()
+            form = page.get_by_role("form", name="Retry")
             form.get_by_label("Reason").fill(REASON)
             form.get_by_label("Change or incident").fill(CHANGE)
-            form.get_by_role("button", name="Release").click()
+            form.get_by_role("button", name="Retry").click()
             # It waits for a run; the daemon may have begun one by now.
             expect(page.locator("main .badge").first).not_to_have_text("quarantined")
             units[key] = page.url
