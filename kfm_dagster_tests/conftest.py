@@ -13,7 +13,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Each brings its own PROJ: with ecCodes loaded before pyproj and rasterio, their calls end in the wrong one and crash.
+import pyproj  # noqa: F401
 import pytest
+import rasterio  # noqa: F401
 import sqlalchemy as sa
 from hypothesis import settings
 
