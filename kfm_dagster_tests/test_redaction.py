@@ -367,7 +367,7 @@ SHORT, FACTOR = 1_250, 8
 ALLOWED, NOISE_SECONDS = 24, 0.010
 """The allowed factor of time for the long text, plus a garbage collection."""
 TRIES, TRIES_OF_LONG = 4, 40
-"""The number of tries, of which one must suffice: other processes on a busy machine affect the caches."""
+"""The most tries until one succeeds: other processes on a busy machine affect the caches."""
 
 PIECES = [
     *("-a", "a.", "a-", "a=", "a@", "a@b", "a@b.c_", "@a.", "a:", "://a", "a://", "a://b?", "?a://", "b:/", ".//@"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -123,21 +123,44 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
         findings=(*_issues(unit, Severity.FAILED), *_gates(outputs)),
         suspect=(
             *_issues(unit, Severity.SUSPECT),
-            *_ambiguities(contract, match),
+            *_ambiguities(contract, uri.split("/", 3)[3], match),
             *(_lacking(name, properties) for name in contract.stac.summaries if item and name not in properties),
         ),
     )
 
 
-def _ambiguities(contract: DatasetContract, match: KeyMatch) -> Iterator[str]:
-    """Yield the parts of a key that its Item's id lacks, and the groups in the id that the key lacks."""
-    stac, grammar = contract.stac, contract.storage.key_grammar
-    for name, text in match.groups.items():
-        if name not in {stac.precedence, *grammar.implied} and text not in match.item_id:
+def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterator[str]:
+    """Yield the groups of a key that its Item's id lacks, and the groups in the id that the key lacks."""
+    stac = contract.stac
+    fields = re.findall(r"{(\w+)}", stac.item_id)
+    spans = _spans(contract.storage.key_grammar.pattern, key, match.groups)
+    in_id = [span for name in fields for span in spans.get(name, ())]
+    for name, occurrences in spans.items():
+        is_in_id = any(start <= first and last <= end for first, last in occurrences for start, end in in_id)
+        # A short text, such as 12, may be in the id by chance; a longer one is there because another group repeats it.
+        is_repeated = len(match.groups[name]) > 2 and match.groups[name] in match.item_id
+        if name != stac.precedence and not is_in_id and not is_repeated:
             yield f"stac.item_id: it lacks {{{name}}}: objects whose keys differ only there share an Item"
-    for name in re.findall(r"{(\w+)}", stac.item_id):
-        if not match.groups.get(name):
-            yield f"stac.item_id: this key has no {name}, so that it has a gap"
+    if re.search(r"[._-]{2}|[._-]$", match.item_id):
+        empty = ", ".join(name for name in fields if not match.groups.get(name))
+        yield f"stac.item_id: {match.item_id} has a gap, because this key has no {empty}"
+
+
+def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, list[tuple[int, int]]]:
+    """Return the places of each group's text in a key, those of references to it included; none for an empty group."""
+    numbers = count()
+    # A reference becomes a group of its own, which holds the text that it repeats.
+    located = re.sub(
+        r"\(\?P=(\w+)\)",
+        lambda reference: f"(?P<{reference[1]}__{next(numbers)}>{re.escape(groups.get(reference[1], ''))})",
+        pattern,
+    )
+    spans: dict[str, list[tuple[int, int]]] = {}
+    if match := re.fullmatch(located, key, re.ASCII):
+        for name in match.re.groupindex:
+            if match[name]:
+                spans.setdefault(name.partition("__")[0], []).append(match.span(name))
+    return spans
 
 
 def _lacking(name: str, properties: Mapping[str, Any]) -> str:

@@ -195,7 +195,7 @@ class CatalogFiles:
         try:
             return {path: orjson.loads(contents[path]) for path in paths if path in contents}
         except orjson.JSONDecodeError as error:
-            raise PublishError(StacIssue.IO_ERROR, f"a file is no JSON: {error}") from error
+            raise PublishError(StacIssue.IO_ERROR, f"a file is not JSON: {error}") from error
 
     def _tables(self, collection: str, criteria: SearchCriteria) -> Iterator[tuple[str, pa.Table]]:
         from kfm_dagster.followers.geoparquet.days import years  # noqa: PLC0415, see above

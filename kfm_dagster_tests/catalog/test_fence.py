@@ -283,7 +283,7 @@ def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_fil
 
 @pytest.mark.clause("OPR-09")
 @pytest.mark.parametrize(
-    ("standing", "rival"),
+    ("registered_first", "rival"),
     [
         pytest.param(goes(9), goes(1), id="pages of one collection"),
         pytest.param(nexrad(), hrrr(), id="the root of two new collections"),
@@ -291,10 +291,10 @@ def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_fil
 )
 def test_a_writer_never_overwrites_pages_and_root_of_an_unseen_other_writer(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path,
-    standing: Envelope, rival: Envelope,
+    registered_first: Envelope, rival: Envelope,
 ) -> None:  # fmt: skip
     """One writer pauses before writing its pages and root, and another writer runs."""
-    open_catalog().register(candidates(contracts, [standing]), fence=open_fence)
+    open_catalog().register(candidates(contracts, [registered_first]), fence=open_fence)
     composed, finished = threading.Event(), threading.Event()
 
     def stop() -> None:

@@ -65,7 +65,7 @@ class Mirror:
         self.items = {key: item for key, item in self.items.items() if key[0] != contract.stac.collection}
 
 
-def standing(root: Path) -> dict[tuple[str, str], Any]:
+def catalogued(root: Path) -> dict[tuple[str, str], Any]:
     """Return the Items that a reader of the catalog finds."""
     return {(item["collection"], item["id"]): item for item in trees.items(root)}
 
@@ -111,11 +111,11 @@ def test_followers_have_the_current_items_after_writes_undos_and_refusals(
             clock.advance(LONGEST_PAUSE.total_seconds())
     mirror.first = mirror.last = nothing
     following.catch_up([mirror])
-    assert mirror.items == standing(root)
+    assert mirror.items == catalogued(root)
     assert following.catch_up([mirror]) == 0
     for dataset in ("goes-abi", "nexrad-l2"):
         following.rebuild(mirror, contracts[dataset])
-    assert mirror.items == standing(root)
+    assert mirror.items == catalogued(root)
 
 
 def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
@@ -237,7 +237,7 @@ def test_a_failing_rebuild_is_deferred_and_resumes_by_itself(
     mirror.first = nothing
     clock.advance(FIRST_PAUSE.total_seconds())
     following.catch_up([mirror])
-    assert mirror.items == standing(root) != {}
+    assert mirror.items == catalogued(root) != {}
 
 
 def test_a_file_of_an_uncommitted_writer_is_not_followed(
@@ -254,4 +254,4 @@ def test_a_file_of_an_uncommitted_writer_is_not_followed(
     # Registering again restores the file, which is a change.
     write("run", goes(0))
     following.catch_up([mirror])
-    assert mirror.items == standing(root) != {}
+    assert mirror.items == catalogued(root) != {}

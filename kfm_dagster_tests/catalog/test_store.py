@@ -88,9 +88,9 @@ def test_a_version_without_a_sequencer_is_ordered_by_its_event(
 def test_of_two_versions_in_a_batch_the_newest_is_kept(register: Register, root: Path) -> None:
     results = register(goes(0, created=1), goes(0, created=9), goes(0, created=4), goes(1))
     assert statuses(results) == [NO_OP, CREATED, NO_OP, CREATED]
-    (standing,) = {result.content_sha256 for result in results[:3]}
+    (digest,) = {result.content_sha256 for result in results[:3]}
     item = trees.walk(root)[str(results[0].item_href)]
-    assert content_sha256(item) == standing
+    assert content_sha256(item) == digest
     trees.assert_consistent(root)
     # The older version shares the failure of the newer one.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
@@ -393,7 +393,7 @@ def test_a_missing_bucket_fails_the_units_and_not_the_batch(
 
 
 def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few files are synced singly, many by one syncfs, or singly if there is no syncfs."""
+    """Few files are synced singly, many by one syncfs, or singly on a system without syncfs."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append("fsync"))
     monkeypatch.setattr(publisher_module, "_syncfs", lambda: lambda _: synced.append("syncfs"))

@@ -97,12 +97,12 @@ def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_
     shutil.rmtree(root, ignore_errors=True)
     trees.forget(database)
     earlier = [run(work) for work in before]
-    standing = everything(root, database)
+    tree = everything(root, database)
     last = run(batches)
     undo(last)
-    assert everything(root, database) == standing
+    assert everything(root, database) == tree
     assert undo(last) == [NOTHING, NOTHING]
-    assert everything(root, database) == standing
+    assert everything(root, database) == tree
     for run_id in data.draw(st.permutations(earlier)):
         undo(run_id)
         if (root / "catalog.json").exists():
@@ -143,7 +143,7 @@ def test_single_promotions_are_undone_while_they_are_current(
             return catalog.undo_items("goes-abi", promotions, tx=tx)
 
     [first] = write("early", goes(0))
-    early, standing = current(), everything(root, database)
+    early, tree = current(), everything(root, database)
     [_, second, third] = write("late", goes(0, platform="goes-18"), goes(1), goes(2))
     late = current()
     # Two of the run's three Items are undone; its other Items and replaced ones stay.
@@ -156,7 +156,7 @@ def test_single_promotions_are_undone_while_they_are_current(
     # The run is then undone as before, and only its own Items.
     report = own_tx(catalog).undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
-    assert everything(root, database) == standing
+    assert everything(root, database) == tree
     # Also to an empty catalog, which the next Item starts anew.
     own_tx(catalog).undo("goes-abi", "early")
     assert undo_items(late) == NOTHING

@@ -48,7 +48,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def announced(home: Path, server: WebServer) -> list[str]:
-    """Announce five Items, one of which a receiver refuses; return their ids, the refused one first."""
+    """Announce five Items, with one refused by a receiver; return their ids, the refused one first."""
     with_items = Pipeline.open(Settings.load())
     items = candidates(with_items.registry, [goes(number) for number in range(5)])
     ids = [item.item_id for item in items]

@@ -101,10 +101,10 @@ def test_a_collector_receives_the_metrics_that_prometheus_reads(ledger: dict[str
         for sample in family.samples
     }
     assert sent(collector.metrics[0]).keys() == scrape.keys()
-    assert standing(sent(collector.metrics[0])) == standing(sent(collector.metrics[1])) == standing(scrape)
+    assert without_age(sent(collector.metrics[0])) == without_age(sent(collector.metrics[1])) == without_age(scrape)
 
 
-def standing(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> dict[Any, float]:
+def without_age(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> dict[Any, float]:
     """Return the metrics that do not depend on the time."""
     return {key: value for key, value in metrics.items() if key[0] != "nodd_sns_queue_age_seconds"}
 

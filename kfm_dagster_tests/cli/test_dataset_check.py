@@ -61,7 +61,11 @@ SUSPECT = {
     ("z.wrf{product}f", "z.f"): (
         "stac.item_id: it lacks {product}: objects whose keys differ only there share an Item"
     ),
-    ("f{lead}", "f{lead}{ak}"): "stac.item_id: this key has no ak, so that it has a gap",
+    # The lead is 00, as is the cycle.
+    ("t{cycle}z.", ""): "stac.item_id: it lacks {cycle}: objects whose keys differ only there share an Item",
+    ("f{lead}", "f{lead}.{ak}"): (
+        "stac.item_id: hrrr.20250402.conus.t00z.wrfsfcf00. has a gap, because this key has no ak"
+    ),
 }
 """Changes of a contract that leave a sound Item, and their finding."""
 

@@ -43,7 +43,7 @@ def call(dlq_fixture: DlqFixture, capfd: pytest.CaptureFixture[str]) -> Call:
     return caller(capfd, "dlq")
 
 
-def standing(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:
+def stored_state(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:
     return own_tx(dlq_fixture.pipeline.ledger).counts(), dlq_fixture.pipeline.dead_letters.depth().visible
 
 
@@ -62,7 +62,7 @@ def test_status_list_and_plan_show_the_dead_letters(dlq_fixture: DlqFixture, cal
 @pytest.mark.clause("RPL-06")
 def test_nothing_is_changed_without_confirmation(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
-    before = standing(dlq_fixture)
+    before = stored_state(dlq_fixture)
     for command in (("drain",), ("redrive",), ("discard", "some-id")):
         answer = call(*command, *WHY)
         assert (answer.code, answer.err.count("\n")) == (ExitCode.REFUSED, 1), command
@@ -70,7 +70,7 @@ def test_nothing_is_changed_without_confirmation(dlq_fixture: DlqFixture, call: 
         assert f"{dlq_fixture.dlq}: 2 messages looked at" in answer.out
         dry = call(*command, "--confirm", "--dry-run", "--json")
         assert (dry.code, dry.document["plan"]["looked_at"], dry.document["report"]) == (ExitCode.DONE, 2, None)
-        assert standing(dlq_fixture) == before
+        assert stored_state(dlq_fixture) == before
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", ExitCode.DONE), ("n\n", 130)])
@@ -144,7 +144,7 @@ def test_redrive_moves_a_letter_and_discard_refuses_one_of_another_class(dlq_fix
     assert call("list", "--ids").out.split() == [row["message_id"] for row in rows]
     named = {row["class"]: row["message_id"] for row in rows}
     gone = call("discard", named["unreadable"], *WHY, "--confirm")
-    assert (gone.code, standing(dlq_fixture)[1]) == (ExitCode.DONE, 1)
+    assert (gone.code, stored_state(dlq_fixture)[1]) == (ExitCode.DONE, 1)
     refused = call("discard", named["unknown"], named["unreadable"], *WHY, "--confirm")
     assert refused.code == ExitCode.FINISHED_WITH_FAILURES
     assert named["unknown"] in refused.err

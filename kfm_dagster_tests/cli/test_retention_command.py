@@ -25,7 +25,7 @@ HEAD = 'version: "1.0.0"\nkeep:\n'
 
 @pytest.fixture
 def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """KFM_HOME of a deployment with an old landed batch that is no longer needed."""
+    """KFM_HOME of a deployment with a landed batch past its retention."""
     configs = home.with_name("configs")
     configs.mkdir()
     for name, content in Card.load().files.items():

@@ -1,4 +1,4 @@
-"""Peers: the expected range of sizes, and real objects, all of which are within it."""
+"""Peers: the expected range of sizes, and real objects within it."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ RUNS = [f"22222222-0000-4000-8000-00000000000{number}" for number in (1, 2, 3)]
 
 
 def filled(home: Path) -> None:
-    """Add two runs and three re-executions, of which the last has ended."""
+    """Add two runs and three re-executions; the last has ended."""
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for root in ROOTS:
             instance.add_run(dg.DagsterRun(job_name="ingest", run_id=root))

@@ -48,7 +48,7 @@ def changes(call: Call, *options: str, dataset: str = "gfs") -> list[tuple[str, 
     return [(part["what"], part["change"]) for part in parts]
 
 
-def standing(cloud: EmbeddedCloud) -> dict[str, Any]:
+def cloud_state(cloud: EmbeddedCloud) -> dict[str, Any]:
     """Return every queue with its rules, and every subscription."""
     sqs, sns = cloud.client("sqs"), cloud.client("sns")
     moving = ("ApproximateNumber", "LastModified")
@@ -70,13 +70,13 @@ def test_a_queue_is_created_once_and_a_dry_run_creates_nothing(
 ) -> None:
     planned = changes(call, "--dry-run")
     assert {change for _, change in planned} == {"created"}
-    assert standing(cloud) == {}
+    assert cloud_state(cloud) == {}
     assert changes(call) == planned
-    created = standing(cloud)
+    created = cloud_state(cloud)
     assert (
         {change for _, change in changes(call)} == {change for _, change in changes(call, "--update")} == {"unchanged"}
     )
-    assert standing(cloud) == created
+    assert cloud_state(cloud) == created
     primary, dlq = created[cloud.primary_queue], created[cloud.dlq]
     assert (primary["VisibilityTimeout"], primary["MessageRetentionPeriod"]) == ("900", "604800")
     assert dlq["MessageRetentionPeriod"] == "1209600"
@@ -88,7 +88,7 @@ def test_a_queue_is_created_once_and_a_dry_run_creates_nothing(
     assert statement["Resource"] == primary["QueueArn"]
     # Another dataset on the same queue is added to its policy.
     assert ("created" in dict(changes(call, dataset="nexrad-l2")).values()) is True
-    both = json.loads(standing(cloud)[cloud.primary_queue]["Policy"])["Statement"]
+    both = json.loads(cloud_state(cloud)[cloud.primary_queue]["Policy"])["Statement"]
     assert [policy_part["Sid"] for policy_part in both] == ["KfmGfs", "KfmNexradL2"]
     assert both[0] == statement
     assert {change for _, change in changes(call)} == {"unchanged"}
@@ -98,7 +98,7 @@ def test_a_queue_is_created_once_and_a_dry_run_creates_nothing(
 @pytest.mark.parametrize("part", ["attribute", "policy", "filter", "raw"])
 def test_drift_is_reported_and_repaired_only_on_request(part: str, cloud: EmbeddedCloud, call: Call) -> None:
     changes(call)
-    sound = standing(cloud)
+    sound = cloud_state(cloud)
     sqs, sns = cloud.client("sqs"), cloud.client("sns")
     url = url_of(cloud, cloud.primary_queue)
     policy = json.loads(sound[cloud.primary_queue]["Policy"])
@@ -114,12 +114,12 @@ def test_drift_is_reported_and_repaired_only_on_request(part: str, cloud: Embedd
         filtered = ("FilterPolicy", '{"Records": {"x": ["y"]}}')
         name, value = filtered if part == "filter" else ("RawMessageDelivery", "true")
         sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
-    spoilt = standing(cloud)
+    spoilt = cloud_state(cloud)
     assert [change for _, change in changes(call)].count("drift") == 1
     assert [change for _, change in changes(call, "--update", "--dry-run")].count("updated") == 1
-    assert standing(cloud) == spoilt != sound
+    assert cloud_state(cloud) == spoilt != sound
     assert [change for _, change in changes(call, "--update")].count("updated") == 1
-    assert standing(cloud) == sound
+    assert cloud_state(cloud) == sound
     assert {change for _, change in changes(call)} == {"unchanged"}
 
 

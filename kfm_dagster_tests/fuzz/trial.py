@@ -160,7 +160,7 @@ def _as_text(outcome: object) -> str:
 
 
 def _check_outcome(subject: Subject, drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> None:
-    """Run the following operators on the outcome as the chain does, and record what is wrong."""
+    """Run the following operators on the outcome as the chain does, and record the findings."""
 
     def reader(_: ReadRequest, /) -> HeaderMetadata:
         if isinstance(outcome, ReadError):

@@ -65,7 +65,7 @@ def replayed(pipeline: Pipeline, run_id: str = "replay", original: str = "origin
     steps(pipeline, run_id, chain()[1:], first)
 
 
-def standing(pipeline: Pipeline) -> Any:
+def stored_state(pipeline: Pipeline) -> Any:
     return trees.files(Path(pipeline.settings.catalog)), traces.records(pipeline), traces.statuses(pipeline)
 
 
@@ -126,15 +126,15 @@ def without_run(document: dict[str, Any]) -> dict[str, Any]:
 def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipeline) -> None:
     ingested(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
-    before = standing(pipeline)
+    before = stored_state(pipeline)
     for run_id in ("first", "again"):  # a second start finds its proposal
         with pytest.raises(StageFailedError, match=r"waits for a second person; observed proposal (\d+), of 3 units"):
             replayed(pipeline, run_id)
-    assert standing(pipeline) == before
+    assert stored_state(pipeline) == before
     [proposal] = own_tx(pipeline.ledger.review).waiting()
     bob = Decision(actor="bob", reason="it compared equal", change_ref="CHG-7")
     approve(ReplayEngine(pipeline=pipeline), proposal.proposal_id, bob)
-    assert standing(pipeline) == before, "only the run readmits its units"
+    assert stored_state(pipeline) == before, "only the run readmits its units"
     replayed(pipeline, "approved")
     entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert [(entry.actor, entry.approved_by) for entry in entries] == [("ada", "bob")] * 3
@@ -147,12 +147,12 @@ def test_a_diverging_replay_is_rolled_back_reported_and_changes_nothing(
     ingested(pipeline)
     chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen, **{"nexrad:vcp": 11})
-    before = standing(pipeline)
+    before = stored_state(pipeline)
     with pytest.raises(
         StageFailedError, match=f"metadata_extract of run original.* 1 with another result; the first is {chosen}"
     ):
         replayed(pipeline)
-    assert standing(pipeline) == before
+    assert stored_state(pipeline) == before
     attempt = own_tx(pipeline.stages.lifecycle.store).newest("replay", "nexrad-l2.message_parse")
     assert attempt.state is StageState.ROLLED_BACK
     [reported] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]

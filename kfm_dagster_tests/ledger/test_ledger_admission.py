@@ -32,7 +32,7 @@ def version(number: int, *, sequencer: str | None = None, later: float = 0, site
     return unit.evolve(event_time=START + timedelta(minutes=5, seconds=later))
 
 
-def standing(bench: Bench, units: Sequence[Envelope]) -> list[str]:
+def statuses_of(bench: Bench, units: Sequence[Envelope]) -> list[str]:
     status_of = bench.ledger.statuses(unit.wal_id for unit in units)
     return [status_of[unit.wal_id].value for unit in units]
 
@@ -58,7 +58,7 @@ def test_duplicate_stale_and_rewritten_events_are_distinguished_across_batches_a
     assert (stale.created, stale.stale, stale.superseded) == ({old.wal_id}, {old.wal_id}, frozenset())
     repeated = bench.ledger.ensure([old, middle, new])
     assert (repeated.created, repeated.stale, repeated.superseded) == (frozenset(),) * 3
-    assert standing(bench, [old, middle, new]) == ["quarantined", "quarantined", "pending"]
+    assert statuses_of(bench, [old, middle, new]) == ["quarantined", "quarantined", "pending"]
     reasons = [bench.ledger.get(unit.wal_id).last_error_code for unit in (old, middle)]
     assert reasons == ["stale_event", "superseded"]
 
@@ -92,7 +92,7 @@ def test_which_of_two_versions_is_newer_does_not_depend_on_their_arrival(bench: 
         }[arrival]
         for batch in batches:
             bench.ledger.ensure(batch)
-        assert standing(bench, [older, newer]) == ["quarantined", "pending"], name
+        assert statuses_of(bench, [older, newer]) == ["quarantined", "pending"], name
         assert (successor(bench, older), successor(bench, newer)) == (newer.wal_id, None), name
 
 
@@ -108,7 +108,7 @@ def test_versions_without_an_order_are_both_admitted(bench: Bench) -> None:
         units = [version(number, site=f"K{place:03d}", **facts) for number, facts in enumerate(pair)]
         for unit in units:
             bench.ledger.ensure([unit])
-        assert standing(bench, units) == ["pending", "pending"], name
+        assert statuses_of(bench, units) == ["pending", "pending"], name
 
 
 @pytest.mark.clause("BEY-01")
@@ -118,7 +118,7 @@ def test_other_objects_are_not_versions(bench: Bench) -> None:
     later = START + timedelta(hours=1)
     at_another_time = identified(unit, time_range_start=later, time_range_end=later, sequencer="0C")
     bench.ledger.ensure([elsewhere, at_another_time, unit])
-    assert standing(bench, [unit, elsewhere, at_another_time]) == ["pending"] * 3
+    assert statuses_of(bench, [unit, elsewhere, at_another_time]) == ["pending"] * 3
 
 
 DEEDS = ("nothing", "claim", "succeed", "fail", "fail and retry", "quarantine")
@@ -137,13 +137,13 @@ def test_three_versions_end_alike_in_every_order_of_arrival(bench: Bench) -> Non
         work_off(bench, list(units.values()))
         ends = ["succeeded" if units[place].wal_id in succeeded else "quarantined" for place in (1, 2)]
         ends.append("quarantined" if deed == "quarantine" else "succeeded")
-        assert standing(bench, list(units.values())) == ends, (order, deed)
+        assert statuses_of(bench, list(units.values())) == ends, (order, deed)
         assert successor(bench, units[3]) is None
         assert {successor(bench, units[place]) for place in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
 
 
 def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
-    """Act on the pending units; return those that succeeded."""
+    """Act on the pending units; return the successful units."""
     if deed == "nothing":
         return set()
     status_of = bench.ledger.statuses(unit.wal_id for unit in units)
@@ -194,7 +194,7 @@ def test_a_unit_superseded_while_its_attempt_fails_is_quarantined_when_due(bench
     assert report.failed == (old.wal_id,)
     bench.clock.advance(10**6)
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
-    assert standing(bench, [old, new]) == ["quarantined", "pending"]
+    assert statuses_of(bench, [old, new]) == ["quarantined", "pending"]
     assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
 
 
@@ -230,7 +230,7 @@ def test_a_claim_is_revoked_while_a_newer_version_is_admitted(bench: Bench, rele
             )  # neither transaction may wait for the other
             report = RELEASES[release](bench, tx)
     assert report.requeued + report.quarantined == (old.wal_id,)
-    assert standing(bench, [old, new]) == ["quarantined" if attempt == 3 else "pending", "pending"]
+    assert statuses_of(bench, [old, new]) == ["quarantined" if attempt == 3 else "pending", "pending"]
     if attempt == 1:
         # A retried superseded unit finds its object overwritten, and is quarantined, too.
         bench.ledger.settle([failed(unit, "etag_mismatch") for unit in bench.claim(old)], run_id=RUN)

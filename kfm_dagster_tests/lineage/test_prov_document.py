@@ -100,10 +100,10 @@ def test_rdf_of_a_repair_names_the_revised_item_and_the_reason(contract: Dataset
 
 @pytest.mark.clause("BEY-01")
 def test_rdf_of_a_superseded_unit_generates_no_item(contract: DatasetContract) -> None:
-    standing = LineageUnit.of(registered(1)).item_id
-    unit = LineageUnit.of(superseded(0, by=1), yields_to=standing)
+    published = LineageUnit.of(registered(1)).item_id
+    unit = LineageUnit.of(superseded(0, by=1), yields_to=published)
     late_document = document([unit], contract)
-    assert (unit.item_id, "alternateOf", standing) in relations(late_document)
+    assert (unit.item_id, "alternateOf", published) in relations(late_document)
     assert {subject for subject, relation, _ in relations(late_document) if relation == "wasGeneratedBy"} == {
         unit.qc_report_id
     }
@@ -230,12 +230,12 @@ def test_invalidating_a_run_restores_the_view_and_changes_no_published_file(
 ) -> None:
     everyone = units(0, 6)
     lineage.emit(units(0, 3), run=run("before"), contract=contract, fence=open_fence)
-    standing, written = view(lineage, everyone), files(root)
+    published, written = view(lineage, everyone), files(root)
     lineage.emit(units(2, 6), run=run("undone"), contract=contract, fence=open_fence)
     before = files(root)
     [activity] = {link.lineage_id for link in lineage.links_of(everyone[5].wal_id) if link.path == "prov"}
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 3
-    assert view(lineage, everyone) == standing
+    assert view(lineage, everyone) == published
     withdrawn = lineage.find(activity)
     assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
     after = files(root)
@@ -255,11 +255,11 @@ def test_only_the_runs_lineage_of_the_dataset_is_invalidated(
 ) -> None:
     lineage.emit(units(0, 1), run=run("mine"), contract=contract, fence=open_fence)
     lineage.emit(units(1, 2), run=run("another"), contract=contract, fence=open_fence)
-    standing = view(lineage, units(0, 2))
+    published = view(lineage, units(0, 2))
     assert own_tx(lineage).invalidate(run_id="mine", contract=contracts["nexrad-l2"], reason="S1") == 0
-    assert view(lineage, units(0, 2)) == standing
+    assert view(lineage, units(0, 2)) == published
     assert own_tx(lineage).invalidate(run_id="mine", contract=contract, reason="S1") == 1
-    assert view(lineage, units(0, 2)) == view(lineage, units(1, 2)) == standing[2:]
+    assert view(lineage, units(0, 2)) == view(lineage, units(1, 2)) == published[2:]
 
 
 @pytest.mark.clause("PCS-03", "RPL-05")

@@ -1,6 +1,6 @@
 """Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N --seed S] [--only NAME ...]`.
 
-By default the mutants of the list, all of which must be killed. `--generated`: generated mutants of all rooms and SQL
+By default the mutants of the list; each must be killed. `--generated`: generated mutants of all rooms and SQL
 in turn. `--changed [COMMIT]`: generated mutants of the lines that are new since a commit, by default since the base of
 the change (`change.py`). 90 % of the generated mutants must be killed; a mutant that survives its nearest tests is
 examined by further tests. `--seconds N` limits the time. Prints a line for each mutant, and the survivors at the end.

@@ -104,5 +104,5 @@ def test_a_killed_redrive_leaves_every_message_on_one_of_the_queues(dlq_fixture:
     primary.set_queue_attributes(
         QueueUrl=dlq_fixture.queues.queue_url, Attributes={"RedrivePolicy": ""}
     )  # so that reading the queue moves no message
-    standing = dlq_fixture.pipeline.queue.look(1000, budget_seconds=30)
-    assert {message.body for message in (*dead, *standing)} == dlq_fixture.bodies
+    queued = dlq_fixture.pipeline.queue.look(1000, budget_seconds=30)
+    assert {message.body for message in (*dead, *queued)} == dlq_fixture.bodies

@@ -301,9 +301,9 @@ class Account:
                     raise ViolationError("items_are_the_newest_version", f"{item_id} went from {before} to {now}")
         self._items = shown
         for item_id, newest in self._newest_success.items():
-            standing = self._items.get(item_id)
-            if standing is None or self.world.feed.versions[standing.wal_id].order < newest:
-                raise ViolationError("items_are_the_newest_version", f"{item_id} is {standing}, success {newest}")
+            registered = self._items.get(item_id)
+            if registered is None or self.world.feed.versions[registered.wal_id].order < newest:
+                raise ViolationError("items_are_the_newest_version", f"{item_id} is {registered}, success {newest}")
 
     def lineage_is_recorded_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
         """BEY-02: lineage is recorded under a current claim; a success has both paths."""

@@ -57,7 +57,7 @@ class Actor:
             actor.doomed = True
 
     def joined(self, thread: Actor, now: datetime) -> None:
-        """End a thread that is no longer needed; if it has not started, it never does."""
+        """End a thread after its last task; if it has not started, it never does."""
         self.threads.remove(thread)
         thread.doomed, thread.wake, thread.dead = True, now, thread.point == "start"
 

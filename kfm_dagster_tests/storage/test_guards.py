@@ -218,7 +218,7 @@ BY_ONE_KEY = {
     "INTO kill_switches (dataset, engaged_at, engaged_by, reason) SELECT dataset, engaged_at, 'forged', reason FROM "
     "kill_switches": "kill_switches_one_open_per_dataset",
 }
-"""The same for tables with two keys, each of which can replace a row."""
+"""The same for tables with two keys; either key can replace a row."""
 LEGAL = {
     ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
     ("paused", "stopped"), ("stopped", "running"),

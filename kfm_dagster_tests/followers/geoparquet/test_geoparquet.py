@@ -65,10 +65,10 @@ def published(publisher: Publisher, collection: str = ABI) -> dict[str, Items]:
     items_by_day: dict[str, Items] = {}
     for year in days.years(publisher, collection):
         where = days.folder(collection, year)
-        for day, stands in read_days(publisher, where, files_of(publisher.names(where))).items():
-            items = [item for part in stands.parts for item in _rows(publisher, f"{where}/{part.name}", part)]
+        for day, files in read_days(publisher, where, files_of(publisher.names(where))).items():
+            items = [item for part in files.parts for item in _rows(publisher, f"{where}/{part.name}", part)]
             items_by_day[day] = {item["id"]: item for item in items}
-            assert len(items_by_day[day]) == len(items) == stands.rows, "an Item is listed twice"
+            assert len(items_by_day[day]) == len(items) == files.rows, "an Item is listed twice"
     return {day: items for day, items in items_by_day.items() if items}
 
 
@@ -78,7 +78,7 @@ def every_file(root: Path, collection: str = ABI) -> list[str]:
     return sorted(name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist())
 
 
-def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
+def catalogued(root: Path, collection: str = ABI) -> dict[str, Items]:
     """Return the Items of the catalog's tree, by day."""
     items_by_day: dict[str, Items] = {}
     for path, content in trees.files(root).items():
@@ -132,15 +132,15 @@ class Deployment(RuleBasedStateMachine):
         with dying(at=at, only="catalog.") as death:
             self._follow()
         if death.died:
-            self.expected.append(standing(self.root))
+            self.expected.append(catalogued(self.root))
             self.clock.advance(LEASE.total_seconds() + 1)
         else:
-            self.expected = [standing(self.root)]
+            self.expected = [catalogued(self.root)]
 
     @rule()
     def follow(self) -> None:
         self._follow()
-        self.expected = [standing(self.root)]
+        self.expected = [catalogued(self.root)]
         # A reader of all files finds no replaced rows either.
         assert every_file(self.root) == sorted(name for items in self.expected[0].values() for name in items)
 
@@ -149,7 +149,7 @@ class Deployment(RuleBasedStateMachine):
         FollowerRunner(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock).rebuild(
             GeoParquet(FolderPublisher(self.root)), self.contracts[ABI]
         )
-        self.expected = [standing(self.root)]
+        self.expected = [catalogued(self.root)]
 
     @invariant()
     def every_day_is_the_old_or_the_new(self) -> None:

@@ -175,17 +175,17 @@ def test_common_clients_read_the_file(contracts: ContractRegistry, tmp_path: Pat
     pair = [envelope, with_metadata(envelope).evolve(event_time=envelope.event_time)]
     first, second = (orjson.loads(candidate.content) for candidate in candidates(contracts, pair))
     second["id"] += "-2"
-    standing = {item["id"]: item for item in (first, second)}
+    original_by_id = {item["id"]: item for item in (first, second)}
     path = tmp_path / "items.parquet"
     path.write_bytes(parquet(ordered(to_table([first, second]))))
 
-    expected = {name: _normalised(item) for name, item in standing.items()}
+    expected = {name: _normalised(item) for name, item in original_by_id.items()}
     read = rustac.read_sync(str(path))
     assert {item["id"]: _normalised(item) for item in read["features"]} == expected
     again = stac_geoparquet.arrow.stac_table_to_items(pq.read_table(path))
     assert {item["id"]: _normalised(item) for item in again} == expected
     frame = geopandas.read_parquet(path)
-    assert set(frame["id"]) == set(standing)
+    assert set(frame["id"]) == set(original_by_id)
     assert frame.crs.equals("OGC:CRS84")
     assert frame.geometry.iloc[0].is_valid
     west, south, east, north = first["bbox"]
@@ -197,7 +197,7 @@ def test_common_clients_read_the_file(contracts: ContractRegistry, tmp_path: Pat
         rows = connection.sql(
             f"SELECT id, bbox.xmin, bbox.xmax, epoch_us(datetime) FROM read_parquet('{path}') ORDER BY id"
         ).fetchall()
-    assert [(row[0], row[1], row[2]) for row in rows] == [(name, west, east) for name in sorted(standing)]
+    assert [(row[0], row[1], row[2]) for row in rows] == [(name, west, east) for name in sorted(original_by_id)]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -200,36 +200,36 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
             assert len({item["id"] for item in answered}) == len(answered)
             return {item["id"]: without_links(item) for item in answered}
 
-        def standing(*conditions: Callable[[dict[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+        def items_where(*conditions: Callable[[dict[str, Any]], bool]) -> dict[str, dict[str, Any]]:
             items = api.catalog_items().items()
             return {item_id: item for item_id, item in items if all(condition(item) for condition in conditions)}
 
-        whole = standing()
+        whole = items_where()
         assert len(whole) == SCANS + 5
         assert ids_found() == whole
-        assert ids_found(collections=["goes-abi"]) == standing(lambda item: item["collection"] == "goes-abi")
+        assert ids_found(collections=["goes-abi"]) == items_where(lambda item: item["collection"] == "goes-abi")
 
         first, last = DAY + timedelta(seconds=100), DAY + timedelta(seconds=200)
-        assert ids_found(datetime=[first, last]) == standing(
+        assert ids_found(datetime=[first, last]) == items_where(
             lambda item: times(item)[0] <= last and times(item)[1] >= first
         )
-        east = standing(lambda item: tuple(item.get("bbox", ())) in {EAST, (-113.1, 14.6, -52.9, 56.8)})
+        east = items_where(lambda item: tuple(item.get("bbox", ())) in {EAST, (-113.1, 14.6, -52.9, 56.8)})
         assert ids_found(bbox=[-79, 21, -78, 22], collections=["goes-abi"]) == east
         assert len(ids_found(bbox=[175, -5, 176, 5])) == len(ids_found(bbox=[-176, -5, -175, 5])) == SCANS // 3
 
         equal = (("platform", "goes-1"), ("collection", "goes-abi"))
         cql = {"op": "and", "args": [{"op": "=", "args": [{"property": name}, value]} for name, value in equal]}
-        assert ids_found(filter=cql) == standing(lambda item: item["properties"].get("platform") == "goes-1") != {}
+        assert ids_found(filter=cql) == items_where(lambda item: item["properties"].get("platform") == "goes-1") != {}
         in_words = {"method": "GET", "filter_lang": "cql2-text", "filter": "\"forecast:horizon\" = 'PT6H'"}
-        assert ids_found(**in_words) == standing(lambda item: item["collection"] == "hrrr") != {}
+        assert ids_found(**in_words) == items_where(lambda item: item["collection"] == "hrrr") != {}
         [example] = client.search(ids=[next(iter(whole))]).items()
         assert isinstance(example, pystac.Item)
         assert {collection.id for collection in client.get_collections()} == {"goes-abi", "hrrr", "nexrad-l2"}
 
         own_tx(catalog).undo("goes-abi", "scans")
         following.catch_up([follower], within=60)
-        assert ids_found() == standing()
-        assert len(standing()) == 5
+        assert ids_found() == items_where()
+        assert len(items_where()) == 5
 
 
 def test_the_compose_file_is_valid_and_names_no_registry() -> None:

@@ -61,7 +61,7 @@ def test_stores_depend_only_on_the_current_items(
 ) -> None:
     root, place = (tmp_path_factory.mktemp("drawn") / name for name in ("objects", "virtual"))
     follower = VirtualZarr(FolderPublisher(place), ObjectStores(object_root=root))
-    standing: dict[str, Granule] = {}
+    remaining: dict[str, Granule] = {}
     # Two grids and two bands: Items that do not fit together get separate stores.
     drawn = st.builds(
         Granule,
@@ -76,15 +76,15 @@ def test_stores_depend_only_on_the_current_items(
         for granule in data.draw(st.lists(drawn, max_size=4)):
             if data.draw(st.booleans()):
                 put(root, [granule])
-                standing[granule.item_id] = granule
+                remaining[granule.item_id] = granule
                 changes[granule.item_id] = change_of(granule)
             else:
-                standing.pop(granule.item_id, None)
+                remaining.pop(granule.item_id, None)
                 changes[granule.item_id] = change_of(granule, kind=WITHDRAWN)
         for _ in range(data.draw(st.integers(1, 2))):  # at-least-once delivery
             follower.follow(contract, list(changes.values()))
-    assert shown(place) == in_one_go(root, contract, list(standing.values()))
-    assert objects_of(place) == {granule.uri for granule in standing.values()}
+    assert shown(place) == in_one_go(root, contract, list(remaining.values()))
+    assert objects_of(place) == {granule.uri for granule in remaining.values()}
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: Dataset
     objects = tmp_path / "objects"
     put(objects, before + late)
     old = in_one_go(objects, contract, before)
-    standing = [old for old in before if old.item_id not in {before[0].item_id, late[1].item_id}]
-    new = in_one_go(objects, contract, standing + late)
+    remaining = [old for old in before if old.item_id not in {before[0].item_id, late[1].item_id}]
+    new = in_one_go(objects, contract, remaining + late)
     changes = [change_of(before[0], kind=WITHDRAWN), *map(change_of, late)]
     for at, death in deaths():
         place = tmp_path / f"virtual-{at}"
