@@ -77,7 +77,6 @@ def ui(*, port: int, cloud: str) -> None:
     hints: list[str] = []
     # Ctrl-C is the way to end it, not a failure.
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        stack.callback(console.print, "stopped")
         console_port = free_console_port(port)
         own = addresses(settings, port=port, console_port=console_port)
         if cloud == "embedded":
@@ -94,6 +93,7 @@ def ui(*, port: int, cloud: str) -> None:
             with closing(Pipeline.open(settings)) as pipeline:
                 hold_roots(pipeline.settings, pipeline.database)
         console.print("starting the Dagster code server, daemon, web server and console ...")
+        stack.callback(console.print, "stopped")
         deployment = stack.enter_context(
             Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
         )

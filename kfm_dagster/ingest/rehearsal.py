@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -148,18 +148,18 @@ def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterat
 
 def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, list[tuple[int, int]]]:
     """Return the places of each group's text in a key, those of references to it included; none for an empty group."""
-    numbers = count()
-    # A reference becomes a group of its own, which holds the text that it repeats.
-    located = re.sub(
-        r"\(\?P=(\w+)\)",
-        lambda reference: f"(?P<{reference[1]}__{next(numbers)}>{re.escape(groups.get(reference[1], ''))})",
-        pattern,
-    )
+    references: dict[str, str] = {}
+
+    def as_group(reference: re.Match[str]) -> str:
+        """Make a reference a group of its own, which holds the text that it repeats."""
+        references[alias := f"_reference_{len(references)}"] = reference[1]
+        return f"(?P<{alias}>{re.escape(groups.get(reference[1], ''))})"
+
     spans: dict[str, list[tuple[int, int]]] = {}
-    if match := re.fullmatch(located, key, re.ASCII):
+    if match := re.fullmatch(re.sub(r"\(\?P=(\w+)\)", as_group, pattern), key, re.ASCII):
         for name in match.re.groupindex:
             if match[name]:
-                spans.setdefault(name.partition("__")[0], []).append(match.span(name))
+                spans.setdefault(references.get(name, name), []).append(match.span(name))
     return spans
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
+from kfm_dagster.demo.samples.ndfd import ndfd_samples
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.cli.test_cli import CHECKED, TOPIC
 from kfm_dagster_tests.commands import Answer, Call
@@ -109,6 +111,19 @@ def test_an_object_outside_the_listing_sets_is_checked_with_a_warning(
         checked = report["sample"]
         assert checked["is_sound"]
         assert any(text.startswith("storage.listing_sets: ") for text in checked["suspect"]) == left_out
+
+
+@pytest.mark.clause("BEY-18")
+def test_an_object_whose_key_has_no_time_is_checked_by_the_day_of_its_file(call: Call, tmp_path: Path) -> None:
+    [(bucket, key, content)] = ndfd_samples(DAY, 1)
+    path = tmp_path / "nodd" / bucket / key
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    written = datetime(2025, 4, 3, 6, tzinfo=UTC).timestamp()
+    os.utime(path, (written, written))
+    shipped = resources.files("kfm_dagster.contracts") / "datasets" / "ndfd.yaml"
+    [report] = call("dataset", "check", str(shipped), "--sample", str(path), "--json").rows
+    assert report["sample"]["is_sound"], report
 
 
 AT_FAULT: dict[str, tuple[Change, Change, str]] = {

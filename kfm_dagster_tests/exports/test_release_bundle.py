@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from kfm_dagster import __version__
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError, RefusedError
 from kfm_dagster.exports.atomic_files import ForeignFileError
-from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED
+from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED, Recorded
 from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import BundleSigner, sign_detached
 from kfm_dagster_tests.exports import bundle_sample
@@ -379,15 +379,13 @@ def test_a_later_bundle_replaces_a_damaged_empty_one(tmp_path: Path, signer: Bun
     folder = tmp_path / "deep" / "PTN_EXPORT"
     write_release(bundle_sample.empty_release(), folder, signer)
     _, manifest = verify_release(folder, [signer.certificate])
-    assert manifest.recorded == {
-        "transitions": 0, "retries": 0, "replays": 0, "audit_events": 0, "first": None, "last": None
-    }  # fmt: skip
+    assert manifest.recorded == Recorded(transitions=0, retries=0, replays=0, audit_events=0, first=None, last=None)
     assert (folder / "audit.jsonl").read_bytes() == b""
     (folder / "audit.jsonl").unlink()
     (folder / SIGNATURE).write_bytes(b"")
     other = new_signer()
     certificate = write_release(bundle_sample.release(), folder, other)
-    assert verify_release(folder, [other.certificate])[1].recorded["transitions"]
+    assert verify_release(folder, [other.certificate])[1].recorded.transitions
     assert sorted(path.name for path in folder.parent.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
     assert certificate.read_text() == str(other.certificate)
 

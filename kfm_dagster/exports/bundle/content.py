@@ -113,6 +113,17 @@ class SummedFile(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Recorded(Strict):
+    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
+
+    transitions: int
+    retries: int
+    replays: int
+    audit_events: int
+    first: str | None
+    last: str | None
+
+
 class Manifest(Strict):
     """The document."""
 
@@ -121,8 +132,7 @@ class Manifest(Strict):
     """Versions of this package, of the two configurations, and of the library that drew the figures."""
     code: dict[str, str]
     """Version of the code: commit or digest of the files, lockfile, image."""
-    recorded: dict[str, int | str | None]
-    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
+    recorded: Recorded
     signed_by: Annotated[str, Field(pattern=r"^([0-9A-F]{40}|[0-9A-F]{64})$")]
     """Fingerprint of the signer's certificate."""
     files: list[SummedFile]

@@ -23,7 +23,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError, RefusedError
 from kfm_dagster.exports.atomic_files import ForeignFileError, begins_with, write_document
 from kfm_dagster.exports.bundle import content
-from kfm_dagster.exports.bundle.content import BundleFaultError, Manifest, Release, SummedFile, span
+from kfm_dagster.exports.bundle.content import BundleFaultError, Manifest, Recorded, Release, SummedFile, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.signing import BundleSigner, Signed, fingerprint_of, sign_detached, verify_detached
 from kfm_dagster.stages.audit import AuditKind
@@ -223,14 +223,14 @@ def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -
             **library_version(),
         },
         code=release.code.canonical(),
-        recorded={
-            "transitions": len(release.transitions),
-            "retries": kinds.count(AuditKind.RETRY),
-            "replays": kinds.count(AuditKind.REPLAY),
-            "audit_events": len(release.audit_lines),
-            "first": rfc3339(period[0]) if period else None,
-            "last": rfc3339(period[1]) if period else None,
-        },
+        recorded=Recorded(
+            transitions=len(release.transitions),
+            retries=kinds.count(AuditKind.RETRY),
+            replays=kinds.count(AuditKind.REPLAY),
+            audit_events=len(release.audit_lines),
+            first=rfc3339(period[0]) if period else None,
+            last=rfc3339(period[1]) if period else None,
+        ),
         signed_by=signer.fingerprint,
         files=files,
     )
