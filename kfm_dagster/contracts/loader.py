@@ -24,7 +24,7 @@ from kfm_dagster.contracts.formats import with_format
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.open_data import RegistryEntry
-from kfm_dagster.contracts.source import TOPIC_ARN, MessageShape
+from kfm_dagster.contracts.source import BUCKET_NAME, TOPIC_ARN, MessageShape
 from kfm_dagster.errors import ContractError
 
 
@@ -341,10 +341,14 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
 
     Names, bucket and topic are replaced, with an `entry` of the open-data registry also title, description, region and
     license. Status, coverage, peers and virtual stores are left out. Raises ContractError for a malformed or taken id,
-    a topic that is not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
+    a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that does not ship, or a wrong bucket.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
+    if not re.fullmatch(BUCKET_NAME, bucket):
+        raise ContractError(
+            "not the name of a bucket", observed=bucket, expected="small letters, digits, dots, hyphens"
+        )
     if topic is not None and not re.fullmatch(TOPIC_ARN, topic):
         raise ContractError(
             "the topic is not an ARN of SNS",

@@ -20,7 +20,8 @@ from kfm_dagster.contracts.envelope import Priority
 
 TOPIC_ARN = r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$"
 TopicArn = Annotated[str, Field(pattern=TOPIC_ARN)]
-Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
+BUCKET_NAME = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+Bucket = Annotated[str, Field(pattern=BUCKET_NAME)]
 HttpsTemplate = Annotated[str, Field(pattern=r"^https://([^{}]|\{\w+\})+$")]
 SetName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]

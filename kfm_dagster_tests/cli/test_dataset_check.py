@@ -226,10 +226,11 @@ def test_a_contract_that_cannot_be_created_is_one_line_and_writes_no_file(call: 
         ({"DATASET": "My_Data"}, "malformed dataset id"),
         ({"--like": "sref"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
+        ({"--bucket": "My_Bucket"}, "not the name of a bucket; observed My_Bucket"),
         ({"--topic": "NewGFSObject"}, "the topic is not an ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
         ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),
     ):
-        values = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed_options
+        values = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "my-bucket", "--topic": TOPIC} | changed_options
         options = [text for name, value in values.items() if name != "DATASET" for text in (name, value)]
         call("dataset", "new", values["DATASET"], *options, "--out", "new.yaml").refused(expected)
         assert not (tmp_path / "new.yaml").exists()
