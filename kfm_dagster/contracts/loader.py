@@ -347,7 +347,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
     if not re.fullmatch(BUCKET_NAME, bucket):
         raise ContractError(
-            "not the name of a bucket", observed=bucket, expected="small letters, digits, dots, hyphens"
+            "not the name of a bucket", observed=bucket, expected="3 to 63 small letters, digits, dots, hyphens"
         )
     if topic is not None and not re.fullmatch(TOPIC_ARN, topic):
         raise ContractError(

@@ -227,7 +227,7 @@ BAD_INPUT: dict[str, list[str]] = {
             "may have been edited; observed wrong.yaml; expected a new file; next: move it away", command.split()[-1]
         ]
         for command in (
-            f"dataset new gfs --like hrrr --bucket b --topic {TOPIC} --out", "replay select --dataset goes-abi --save"
+            f"dataset new gfs --like hrrr --bucket abc --topic {TOPIC} --out", "replay select --dataset goes-abi --save"
         )
     },
     **{

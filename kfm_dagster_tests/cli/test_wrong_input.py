@@ -37,7 +37,7 @@ WRONG: dict[str, str] = {
 """A wrong value for each parameter that is neither a number nor a choice."""
 REQUIRED = {
     **dict.fromkeys(("wal_id", "wal_ids", "replay_run_id", "backfill_id", "message_ids"), UNKNOWN_ID),
-    "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "b", "--dataset": "hrrr",
+    "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "my-bucket", "--dataset": "hrrr",
     "--reason-code": "a_test", "datasets": "hrrr", "dataset_id": "nam", "dataset": "hrrr", "alert_id": "1",
     "proposal_id": "1", "subscription": "s", "file": "one.yaml", "replay from-spec file": "selection.yaml",
     "run": "latest", "name": "G19_ABI-L1b-RadM1_C13", "target": "repository",
@@ -46,7 +46,7 @@ REQUIRED = {
 SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
 BESIDES: dict[str, list[str]] = {
     **{f"replay {name}": SCOPE for name in ("select", "dry-run", "inspect", "run")},
-    "dataset new": ["--bucket", "b"],
+    "dataset new": ["--bucket", "my-bucket"],
     "reconcile": ["--repair"],
     "retry": ["--dataset", "nexrad-l2", "--confirm"],
 }
@@ -55,7 +55,7 @@ ALONE = {"--selection-file", "wal_ids", "replay_run_id"}
 """Parameters that cannot be combined with BESIDES."""
 ANY = {
     # Texts that are recorded, listened on, or compared with.
-    "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids", "dataset new --bucket",
+    "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids",
     "units cases --reason", "units ignored --bucket", "units ignored --message", "units rejected --message",
     *(f"dlq {name} --error-code" for name in ("drain", "list", "plan", "redrive")),
     *(f"replay {name} --error-code" for name in ("select", "dry-run", "inspect", "run")), "--error-code-in",
