@@ -69,7 +69,7 @@ clients: pyproject.toml  ## install the clients of virtual stores in a newer Pyt
 	@test -x .venv-clients/bin/python || $(CLIENTS_PYTHON) -m venv .venv-clients
 	@.venv-clients/bin/python -m pip install -q --disable-pip-version-check -e '.[read,icechunk]' s3fs virtualizarr xpystac
 
-bench: $(INSTALLED)  ## measure rates and latency for two hours, and write docs/performance.md
+bench: $(INSTALLED)  ## measure rates and latency for an hour, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
 soak: $(INSTALLED)  ## run the long tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 select less

@@ -61,8 +61,8 @@ stored before the next begins, but without gates, ledger, or a catalog beyond th
 GROWTH = """
 ## Growth
 
-A backlog of increasing numbers of small objects: the share of the start, some nine seconds of CPU, shrinks, and nothing
-else may grow. `records` is the number of succeeded records in the ledger before the backlog.
+A backlog of increasing numbers of small objects: the share of the start shrinks, and nothing else may grow. `records`
+is the number of succeeded records in the ledger before the backlog.
 """
 
 INTAKE = """
@@ -74,10 +74,9 @@ One process receives, lands, parses and records; a call of the queue takes 20 ms
 PRESSURE = """
 ## While a backup holds a snapshot
 
-A backup or a forgotten session holds a snapshot for ten minutes, and PostgreSQL removes no dead rows meanwhile. Only
+A backup or a forgotten session holds a snapshot for five minutes, and PostgreSQL removes no dead rows meanwhile. Only
 the ledger's calls are timed, in one dataset and day: batches of 500 units are recorded, claimed and settled
-(`benchmarks/pressure.py`), at the maximum rate of the database or at 500 units/s, the rate of a deployment on this
-computer. Milliseconds are per batch, in the phase's last minute.
+(`benchmarks/pressure.py`), at the maximum rate of the database. Milliseconds are per batch, in the phase's last minute.
 """
 
 QUIET = """

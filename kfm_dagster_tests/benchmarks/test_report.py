@@ -27,7 +27,7 @@ ROWS = cases([7], 3)
 
 def phase(name: str, rate: float) -> dict[str, Any]:
     """What the work of one phase took."""
-    found = Phase(
+    measured = Phase(
         name=name,
         units=100,
         done_per_second=rate,
@@ -41,7 +41,7 @@ def phase(name: str, rate: float) -> dict[str, Any]:
         mebibytes=10,
         ms_per_batch=dict.fromkeys(CALLS, 2.0),
     )
-    return vars(found)
+    return vars(measured)
 
 
 def figures(case: Case) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert f"| hrrr | 100 ms | sqlite | disk | {rates} |" in text
     assert f"| hrrr | 50 ms | postgresql | store | {rates} | 61.7 |" in text
     assert "| hrrr | folder | sqlite | disk | 7 | 123.4" in text
-    assert "| nexrad-l2 | sqlite | 0 | 100,000 | 123.4" in text
+    assert "| nexrad-l2 | sqlite | 0 | 10,000 | 123.4" in text
     assert "| hrrr | postgresql | 1,000,000 | 10,000 | 123.4" in text
     assert "| hrrr | postgresql | 20 | 2,000 | 0.25 |" in text
-    assert "| 500 | under | 100 | 920 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 | 2 | 2 | 2 | 2 | 2 |" in text
+    assert "| all | under | 100 | 920 | 920 | 0.92 | 0.97 | 0.87 | 9,000 | 0.010 | 2.50 | 2 | 2 | 2 | 2 | 2 |" in text
     assert "| sqlite | 1.90 | 1.50 | 0.40 |" in text
     assert "| nexrad-l2 | 20 ms | sqlite | disk | 15 | no | 50 | 4.9 | 1.5 |" in text
     assert "| hrrr | 50 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
