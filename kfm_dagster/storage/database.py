@@ -299,7 +299,7 @@ def _make_file(file: Path) -> None:
 def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
     """Return the error for an unreachable or full database; None for refusals and conflicts."""
     code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-    observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
+    observed = _observed(url, error)
     if code in NO_ROOM:
         return DatabaseUnavailableError("the database's disk is full", observed=observed, next_step=MAKE_ROOM)
     # The driver's own errors, such as for an unreachable server, have no code.
@@ -309,9 +309,14 @@ def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
     return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
 
 
+def _observed(url: str, error: DBAPIError) -> str:
+    """Return the database with the driver's text, without the statement and secrets."""
+    return f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
+
+
 def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None:
     """Return why the database cannot be used, or None for any other error."""
-    observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
+    observed = _observed(url, error)
     if isinstance(error, OperationalError):
         return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
     if str(error.orig).startswith("invalid dsn"):  # psycopg2's text for options that libpq does not know

@@ -64,7 +64,7 @@ SQLITE, POSTGRESQL = "not postgresql", "not sqlite"
 ONE_SERVER = {"backups", "roles"}
 """Rooms whose statements are for PostgreSQL only: SQLite has no roles and no archiving."""
 
-_MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+")
+_MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+|(?<=import )kfm_dagster(?= as )")
 _FROM = re.compile(r"^\s*from (kfm_dagster[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 _DEFINED = re.compile(r"^(?:async )?(?:def|class) ([a-zA-Z]\w*)|^([A-Z]\w*)\b", re.MULTILINE)
 _STATEMENT = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -220,9 +220,10 @@ class Tree:
         direct = Counter(test for file in files for test in self.namers.get(file, ()))
         indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
         parts = {part for file in files for part in _parts(file)}
-        if "cli" in rooms:
-            # Tests call a command by its name instead of importing it.
-            called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(parts))})\"")
+        # Tests call a command by its name instead of importing it, or a module that only the command imports.
+        faces = files if "cli" in rooms else () if direct else parents
+        if commands := {part for file in faces if _room(file) == "cli" for part in _parts(file)}:
+            called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(commands))})\"")
             direct.update(test for test, text in self.tests.items() if called.search(text))
 
         def order(test: str) -> tuple[object, ...]:

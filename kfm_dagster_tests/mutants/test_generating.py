@@ -106,6 +106,14 @@ def test_tests_are_ordered_by_rows_then_names_then_imports(tmp_path: Path) -> No
     row = Mutant(rule="a", file=FILE, old="a", new="b", test="kfm_dagster_tests/stages/test_named.py -k a")
     choice = Tree(tmp_path, [row]).of_module(FILE)
     assert [test.partition("/")[2] for test in choice.tests] == list(texts)[:-1]
+    # A module of a command, which tests call, and the package, which they import by another name.
+    texts = {"kfm_dagster/cli/due.py": "from kfm_dagster.stages import own\n", "kfm_dagster/stages/own.py": ""}
+    texts |= {"kfm_dagster_tests/cli/test_a.py": 'call("due")\n', "kfm_dagster/__init__.py": ""}
+    texts |= {"kfm_dagster_tests/alerts/test_a.py": "import kfm_dagster as kfm\n"}
+    for name, text in texts.items():
+        source(tmp_path, text, file=name)
+    for file, test in {"stages/own.py": "cli/test_a.py", "__init__.py": "alerts/test_a.py"}.items():
+        assert Tree(tmp_path).of_module(f"kfm_dagster/{file}").tests[0] == f"kfm_dagster_tests/{test}"
 
 
 def test_every_module_and_every_sql_text_has_near_tests() -> None:

@@ -240,7 +240,9 @@ def test_a_table_without_rights_gives_one_error_line(owner: Database, deployment
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql("DROP TABLE newer")
         tx.connection.exec_driver_sql(f'REVOKE ALL ON schema_version FROM "{role}"'.replace("%", "%%"))
-    with pytest.raises(DatabaseUnavailableError, match=r"lacks rights .* run kfm init --role NAME as the owner"):
+    with pytest.raises(
+        DatabaseUnavailableError, match=r"lacks rights .*denied.* run kfm init --role NAME as the owner"
+    ):
         Database.open(deployment_url)
 
 
