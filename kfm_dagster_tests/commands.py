@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 
-from kfm_dagster.cli.main import main
+from kfm_dagster.cli.main import kfm, main
 from kfm_dagster.errors import ExitCode
 
 
@@ -56,6 +57,23 @@ def caller(captured: pytest.CaptureFixture[str], *before: str) -> Call:
         return Answer(code=int(str(ended.value.code)), out=shown.out, err=shown.err)
 
     return run
+
+
+def commands(group: click.Group = kfm, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield the group and every command below it, with its words after `kfm`."""
+    yield path, group
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def parameters() -> Iterator[tuple[tuple[str, ...], click.Command, click.Parameter]]:
+    """Yield every argument and option of every command."""
+    for path, command in commands():
+        for parameter in command.params:
+            yield path, command, parameter
 
 
 def words_of(line: str) -> tuple[dict[str, str], list[str]]:

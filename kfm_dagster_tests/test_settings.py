@@ -183,18 +183,6 @@ def test_a_folder_is_read_by_one_thread_and_a_store_by_the_configured_number(tmp
     assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == 1
 
 
-def test_all_wrong_settings_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_LIVE_SHARE", "half")
-    monkeypatch.setenv("KFM_WAL_DSN", f"mysql://kfm:{SECRET}@host/db")
-    monkeypatch.setenv("KFM_ENV", "production")
-    with pytest.raises(ConfigurationError, match=r"^3 settings are wrong; observed ") as refusal:
-        Settings.load()
-    line = str(refusal.value)
-    assert all(name in line for name in ("KFM_LIVE_SHARE 'half'", "KFM_ENV 'production'", "KFM_WAL_DSN a value"))
-    assert SECRET not in line
-    assert "\n" not in line
-
-
 def test_a_misspelt_variable_is_reported_once_with_the_intended_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,10 +90,7 @@ REAL: Mapping[str, tuple[str, ...]] = {
     ),
     "goes-glm": ("OR_GLM-L2-LCFA_G18_s20230261900000_e20230261900200_c20230261900213.nc",),
     "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2", "hrrr.t09z.wrfsubhf01.grib2"),
-    "mrms": (
-        "MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
-        "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
-    ),
+    "mrms": ("MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",),
     "naqfc": ("aqm.t12z.ave_1hr_pm25.20240516.227.grib2",),
     "nclimgrid-daily": ("prcp-202201-grd-prelim.nc",),
     "nclimgrid-monthly": ("nclimgrid_tavg.nc",),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 from click.shell_completion import BashComplete
 
 from kfm_dagster.cli import completion
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests.commands import parameters
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.transactions import own_tx
 
@@ -36,19 +35,12 @@ def offered(*typed: str) -> list[str]:
     return [item.value for item in shell.get_completions(before, incomplete)]
 
 
-def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Parameter]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from parameters(command, *path, name)
-        yield from ((" ".join((*path, name)), param) for param in command.params)
-
-
 def test_every_parameter_with_a_known_name_completes_its_values() -> None:
-    named = [(command, option) for command, option in parameters(kfm) if option.name in NAMES and not option.is_eager]
+    named = [(path, option) for path, _, option in parameters() if option.name in NAMES and not option.is_eager]
     assert len(named) > 30
-    for command, option in named:
-        meant = completion.DATASET_OR_ALL if command in {"pause", "resume"} else NAMES[str(option.name)]
-        assert option.type is meant, (command, option.name)
+    for path, option in named:
+        meant = completion.DATASET_OR_ALL if path in {("pause",), ("resume",)} else NAMES[str(option.name)]
+        assert option.type is meant, (path, option.name)
 
 
 def test_the_shell_offers_names_of_the_deployment(home: Path) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 import click
 import pytest
 
-from kfm_dagster.cli.main import kfm
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster_tests.commands import Call, state_of
+from kfm_dagster_tests.commands import Call, parameters, state_of
 
 UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
 DAY = "2025-12-03"
+SECRET = "s3cr3t-word"
 WRONG: dict[str, str] = {
     **dict.fromkeys(("--from", "--to", "--first-day", "--last-day", "--partition"), "yesterday"),
     **dict.fromkeys(("--event-time-start", "--event-time-end", "--created-after", "--created-before"), "yesterday"),
@@ -75,16 +74,6 @@ OTHERWISE = {
 """Exit codes and texts of errors that name neither parameter nor value, or that are not usage errors."""
 
 
-def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command, click.Parameter]]:
-    """Yield every argument and option with a value, with its command's words."""
-    for name, command in sorted(group.commands.items()):
-        if isinstance(command, click.Group):
-            yield from parameters(command, *path, name)
-        for parameter in command.params:
-            if not (isinstance(parameter, click.Option) and parameter.is_flag):
-                yield " ".join((*path, name)), command, parameter
-
-
 def name_of(parameter: click.Parameter) -> str:
     return parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
 
@@ -102,14 +91,16 @@ def wrong_value(parameter: click.Parameter) -> str:
 def test_each_of_several_wrong_settings_gets_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_LIVE_SHARE", "half")
     monkeypatch.setenv("KFM_ENV", "production")
+    monkeypatch.setenv("KFM_WAL_DSN", f"mysql://kfm:{SECRET}@host/db")
     answer = call("status")
     first, *others = answer.err.splitlines()
     assert (answer.code, answer.out, first) == (
         ExitCode.USAGE,
         "",
-        "kfm: 2 settings are wrong; next: correct or unset each of them",
+        "kfm: 3 settings are wrong; next: correct or unset each of them",
     )
-    assert [line.split()[0] for line in others] == ["KFM_ENV", "KFM_LIVE_SHARE"]
+    assert [line.split()[0] for line in others] == ["KFM_ENV", "KFM_WAL_DSN", "KFM_LIVE_SHARE"]
+    assert SECRET not in answer.err
 
 
 def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
@@ -119,10 +110,10 @@ def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
     (tmp_path / "one.yaml").write_text(contract.read_text(encoding="utf-8"))
     assert call("replay", "select", *SCOPE, "--save", "selection.yaml").code == 0
     before, faults = state_of(tmp_path), {}
-    for path, command, parameter in parameters(kfm):
-        name = name_of(parameter)
+    for words_of_command, command, parameter in parameters():
+        path, name = " ".join(words_of_command), name_of(parameter)
         line = f"{path} {name}"
-        if {name, line} & ANY:
+        if not path or {name, line} & ANY or (isinstance(parameter, click.Option) and parameter.is_flag):
             continue
         value, words = wrong_value(parameter), path.split()
         for required in command.params:
