@@ -15,7 +15,7 @@ LAKEFS: Final = re.compile(
     r"lakefs://(?P<repository>[a-z0-9][a-z0-9-]{2,62})/(?P<branch>\w[\w-]{0,255})(/_run_state)?/?", re.ASCII
 )
 """A branch of a lakeFS repository, and run-state's folder in it. Repository names follow lakeFS's concepts page; a
-branch must not contain a slash, because it could not be distinguished from the rest of the path."""
+branch must not contain a slash, because the part after the slash would read as a folder."""
 
 _HARMLESS: Final = frozenset(
     {
@@ -28,7 +28,7 @@ names). All other options are hidden, known or not."""
 
 
 def shown(address: str) -> str:
-    """Return a DSN, URL or folder without password and values of options that could be secret."""
+    """Return an address for display; `***` replaces the password and options that may be secret."""
     if "://" not in address:
         return address
     try:
@@ -56,7 +56,7 @@ def _option(option: str) -> str:
 
 
 def _secrets(address: str) -> set[str]:
-    """Return the texts that `shown` leaves out, as written and decoded."""
+    """Return the secrets that `shown` hides, each as written and percent-decoded."""
     if "://" not in address:
         return set()
     try:

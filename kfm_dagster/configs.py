@@ -30,7 +30,7 @@ class CardError(ConfigurationError):
 class Strict(BaseModel):
     """A section of a file; unknown keys are refused, and its values are immutable."""
 
-    # Deferred, because a section's validator is built with its file's, when a process first reads such a file.
+    # Deferred: pydantic builds the validators of a file and its sections when a process first reads such a file.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 

@@ -1,7 +1,7 @@
 """CPython's cyclic collector in processes that ingest: it runs rarely.
 
-By default it examines every container of a process again and again while a run creates its own, which took an eighth of
-a run's CPU. Does not belong here: its callers (code server, the process that forks runs, worker, tests).
+By default, the collector examines all containers of a process again and again while a run creates new ones. This took
+an eighth of a run's CPU. Does not belong here: callers (code server, the process that forks runs, worker, tests).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 
 THRESHOLDS = (100_000, 20, 20)
-"""New containers before a collection of the youngest generation, and collections before an older generation's. A run
-creates hundreds for each unit, nearly all freed by their reference counts; CPython's own 700 is for small programs. Up
-to 100,000 containers wait to be freed, some 20 MB; no buffer of an object waits, because readers leave no cycles."""
+"""Number of new containers that starts a collection of the youngest generation; then, number of collections that starts
+one of the next generation. A run creates hundreds of containers for each unit, and reference counts free nearly all of
+them; CPython's own 700 is for small programs. Up to 100,000 containers wait to be freed, some 20 MB. No buffer of an
+object waits, because readers leave no cycles."""
 
 
 def collect_rarely() -> None:

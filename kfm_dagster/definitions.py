@@ -37,7 +37,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
 
 
 def _inputs(settings: Settings) -> tuple[Settings, ContractRegistry, date, str]:
-    """Read all that the definitions are assembled from; nothing is read at import."""
+    """Read the inputs of the definitions; importing this module reads nothing."""
     registry, first_day = read_configuration(settings).registry, stored_first_day(settings, clock=utc_now)
     return settings, registry, first_day, installed_code(settings).code_sha
 

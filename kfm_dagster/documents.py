@@ -1,8 +1,8 @@
 """Documents (contracts, the pipeline card, selections, plans): YAML text, validated by a model.
 
-Every process begins with contracts and the card, so the parser is fast. Belongs here: the choice of the parser, and the
-first fault of a wrong document, with its location and the expected value. Does not belong here: the models, or the
-errors that their loaders raise.
+Every process first reads contracts and the card, so the parser must be fast. Belongs here: the choice of the parser,
+and the first fault of a wrong document, with its location and the expected value. Does not belong here: the models, or
+the errors that their loaders raise.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DocumentError(ValueError):
 def checked(document: object, model: type[Model]) -> Model:
     """Build a model from plain values, without coercing "3" to a number. Raises DocumentError."""
     try:
-        # Validated as JSON, because only there pydantic's strict mode accepts text for a time or an enum.
+        # Validated as JSON: pydantic's strict mode accepts a text for a time or an enum only from JSON.
         content = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_as_text).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise DocumentError(path=(), observed=str(error), expected="values that JSON can hold") from None

@@ -1,9 +1,9 @@
-"""The last import of the process that forks runs: definitions assembled, objects frozen against garbage collection.
+"""The last import of the process that forks runs: it assembles the definitions and freezes all objects.
 
-A forked run begins with what its parent has loaded, and assembles definitions again only if their inputs have changed.
-It shares its parent's memory until either writes, and the collector writes into the objects that it examines. Do not
-import it in other processes, because frozen objects are not torn down, and libraries complain. `code_server.py` has
-only the name of this module.
+A forked run begins with the modules and objects of its parent, and assembles definitions again only if their inputs
+have changed. Both share memory until one of them writes. The garbage collector writes into each object that it
+examines, but skips frozen objects. Other processes must not import this module: frozen objects are not torn down, and
+libraries complain. `code_server.py` has only the name of this module.
 """
 
 import gc
@@ -17,7 +17,7 @@ from kfm_dagster.readers.base import READERS
 # Any error is dropped, because here it would end the process that forks, and with it every run. A run raises it again.
 with suppress(Exception):
     defs().get_repository_def()
-# Each run would import its readers again.
+# Imported once here, because otherwise each run would import its readers.
 modules = [reader.module for reader in READERS.values()]
 # Compiles the schemas.
 validate_document({"type": "Feature"})

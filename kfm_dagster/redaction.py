@@ -1,9 +1,9 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
 Every text of a foreign exception or answer passes through here before it reaches the database, a log, Dagster or a
-page. Every rule reads any text in a single pass, because a pattern begins only at the start of a run of its characters,
-and quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice of
-errors to keep, and addresses of our own settings (`addresses.py`).
+page. Every rule reads a text only once: its pattern begins only at the start of a run of its characters, and
+quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice of errors to
+keep, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MESSAGE_LENGTH: Final = 500
 
 _MARK = "[redacted]"
 _LONGEST = 20_000
-"""Characters examined; forty times the kept length, so that removing a long token still leaves the rest."""
+"""Characters examined: forty times the kept length, so that text remains when a long token is removed."""
 
 _KEYS = [f"{kind}{gap}key" for kind in ("secret", "access", "api", "account", "private") for gap in ("", "_", "-")]
 _SENSITIVE_ENDS = "|".join(
@@ -59,7 +59,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     # JSON Web Tokens, whole or cut off; GitHub and Slack tokens.
     (re.compile(r"\beyJ[\w-]{5,}+(?:\.[\w-]*+){0,2}"), _MARK),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|xox[abeprs]-|glpat-)[\w-]{10,}"), _MARK),
-    # Bare secret access keys: forty base64 characters, no hexadecimal digest and no path of small letters.
+    # Bare secret access keys: forty base64 characters, unlike a hexadecimal digest or a path of small letters.
     (
         re.compile(
             r"(?<![\w/+=.-])(?=[A-Za-z0-9/+]*[a-z])(?=[A-Za-z0-9/+]*[A-Z])(?=[A-Za-z0-9/+]*[0-9])"
@@ -99,7 +99,7 @@ class ForeignError(Exception):
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether an error's class is the package's, so that its text is redacted already."""
+    """Return whether the package defines an error's class; the error's text is then redacted."""
     return type(error).__module__.startswith("kfm_dagster.")
 
 

@@ -124,7 +124,10 @@ class Pruner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """A kind's result: `old` data, `removed` data (in a plan: removable) and their `bytes`."""
+    """A kind's result: numbers of `old` and `removed` data, and `bytes` of the removed data.
+
+    In a plan, `removed` and `bytes` are those of the removable data.
+    """
 
     kind: RetentionKind
     keep: timedelta
@@ -135,13 +138,13 @@ class Pruned:
 
     @property
     def needed(self) -> int:
-        """The number of older, still needed data."""
+        """The number of old data that are still needed."""
         return self.old - self.removed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The policy of a deployment, and the pruner of each kind that has data here."""
+    """The policy of a deployment, and a pruner for each kind of data that it stores."""
 
     policy: RetentionPolicy
     pruners: Mapping[RetentionKind, Pruner]
@@ -196,7 +199,7 @@ class StoredFiles:
     database: Database
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
-        """Yield the files that were written before that moment. Raises DependencyUnavailableError."""
+        """Yield the files last written earlier than `before`. Raises DependencyUnavailableError."""
         old: list[Mapping[str, Any]] = []
         with self._answering():
             for page in self.store.list(self.folder, chunk_size=PAGE):

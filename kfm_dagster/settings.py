@@ -314,9 +314,9 @@ class Settings(BaseModel):
     @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str, info: ValidationInfo) -> str:
-        # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, and dagster-postgres fails on NOTIFY with it.
+        # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3; with psycopg 3, dagster-postgres fails on NOTIFY.
         for bare in ("postgresql://", "postgres://"):
-            # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable unchanged.
+            # Not KFM_DAGSTER_DSN: dagster.yaml names this variable, so Dagster reads it unchanged.
             if value.startswith(bare) and info.field_name != "dagster_dsn":
                 value = "postgresql+psycopg2://" + value.removeprefix(bare)
         is_file = info.field_name == "wal_dsn" and value.startswith("sqlite:///")
@@ -368,7 +368,7 @@ class Settings(BaseModel):
     )
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
-        # Stores do not read credentials from an address, and records, artifacts and Dagster's metadata contain it.
+        # Stores read no credentials from an address, and addresses are in records, artifacts and Dagster's metadata.
         if _may_hold_a_secret(value):
             raise ValueError("an address without user, query or fragment; credentials belong into the AWS_* variables")
         return value
@@ -401,7 +401,7 @@ class Settings(BaseModel):
     def load(cls, **values: Any) -> Self:
         """Read the environment; `values` override it. Raises ConfigurationError with all faults.
 
-        A misspelt variable has no effect, which is logged once with the name that was probably meant. Other unknown
+        A misspelt variable has no effect; one warning names the setting that was probably meant. Other unknown
         variables are ignored: Kubernetes sets some for every service (KFM_SERVICE_HOST).
         """
         _log_misspelt(cls.model_fields)
@@ -412,7 +412,7 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, **values: str) -> Settings:
-        """Return `load()`, cached by environment, as it takes 10 ms and each tick and step calls it."""
+        """Return `load()`, cached by environment: loading takes 10 ms, too long for each step."""
         return _current(frozenset(os.environ.items()), tuple(values.items()))
 
     @classmethod
@@ -444,9 +444,9 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed: by KFM_SNS_VERIFY, else in prod and on AWS's queues.
+        """Whether messages must be signed. If KFM_SNS_VERIFY is unset: in prod and on AWS's queues.
 
-        The queue's endpoint decides, because an embedded cloud has NOAA's topics under their true names.
+        The queue's endpoint decides, not the topic's name, because topics of an embedded cloud have NOAA's names.
         """
         if self.sns_verify is not None:
             return self.sns_verify == "require"
@@ -464,7 +464,7 @@ class Settings(BaseModel):
 
     @property
     def max_bulk_in_flight_units(self) -> int:
-        """Bulk units that may be in flight before a backfill lists its next day."""
+        """Limit of bulk units in flight; at the limit, a backfill waits before it lists its next day."""
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:
@@ -526,7 +526,7 @@ def _current(_environment: frozenset[tuple[str, str]], values: tuple[tuple[str, 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the block; children, Dagster and AWS clients read them."""
+    """Set environment variables within the block, for child processes, Dagster and AWS clients."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""The guard of a web server: pages of other sites read and change nothing through browsers.
+"""The guard of a web server: it stops pages of other sites from reading or changing data through a person's browser.
 
 Browsers state the host that a request is for (Host) and the page that it comes from (Origin, Sec-Fetch-Site). Belongs
 here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's identity
@@ -23,7 +23,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:[0-9]{1,5})?")
 _OWN_SITES = frozenset({"same-origin", "none"})
-"""A page of this server, and an address that a person typed or chose (Fetch Metadata, 2.4)."""
+"""Sec-Fetch-Site for a page of this server, and for an address that a person typed or chose (Fetch Metadata, 2.4)."""
 
 Refusal = tuple[HTTPStatus, str]
 
