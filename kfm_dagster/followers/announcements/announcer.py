@@ -83,7 +83,7 @@ class Announcer:
             sending.send(events, count=len(to_send))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Announce all current Items again, under the same ids, because receivers keep earlier events."""
+        """Announce all current Items again; by the same ids, receivers recognise events that they have."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
@@ -107,8 +107,8 @@ class Announcer:
     def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Announced | None:
         """Return the event of a change for this receiver; None if the receiver needs no event.
 
-        A receiver that was sent an Item is sent its later changes even if the filters no longer match, because
-        otherwise it would keep an outdated Item.
+        A receiver that has an Item gets the Item's later changes even if the filters no longer match. Otherwise, the
+        receiver would keep an outdated Item.
         """
         if announced is not None and announced.change_id >= change.change_id:
             if announced.change_id > change.change_id or announced.state is not AnnouncementState.OPEN:

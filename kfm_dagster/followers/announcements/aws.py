@@ -23,20 +23,20 @@ EVENT_SOURCE = "kfm.nodd"
 """`source` of events on a bus, by which the bus's rules can select them."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
-"""Parts of the codes by which a target refuses a whole request for its content; each event is then sent alone."""
+"""Parts of the error codes of a request that is refused for its content; each event is then sent alone."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Codes of an entry whose cause is the sender, the moment or the target, not the event, whatever `SenderFault` is."""
+"""Error codes of an entry that sender, target or moment cause; the answer's `SenderFault` may still blame the event."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
-"""Codes of an existing target that may not be described; sending needs no such permission."""
+"""Error codes if the sender may not describe an existing target; it may still be allowed to send."""
 
 Connect = Callable[[str, str | None], Any]
 
 
 def connect(service: str, region: str | None) -> Any:
     """Create a client of a service, without a request."""
-    # Imported here, because it takes 0.8 CPU-seconds, which only processes that send should spend.
+    # Imported here, because the import takes 0.8 CPU seconds, and only processes that send need it.
     import boto3  # noqa: PLC0415
 
     session = boto3.session.Session()

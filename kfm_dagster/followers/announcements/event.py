@@ -23,7 +23,7 @@ from kfm_dagster.followers.announcements import wis2
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 
 TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
-"""`type` of the events; it begins with this product's name instead of a reversed domain, which it does not have."""
+"""`type` of the events. It begins with this product's name, because the product has no domain to reverse."""
 CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
 ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
@@ -31,7 +31,7 @@ REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
 ROOM_BYTES = 1024
 """Bytes reserved for a message's attributes, which SNS and SQS count in addition to its body."""
 _DIGITS = 19
-"""Digits of a change's number, a 64-bit integer, as text that sorts like the number (CloudEvents' `sequence`)."""
+"""Digits of a change's number (64 bits), padded so that texts sort like numbers (CloudEvents' `sequence`)."""
 
 
 class ItemReference(Strict):
@@ -58,7 +58,7 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """Key of the events that a receiver keeps in order: a name of the Item with a fixed length."""
+        """Key of fixed length by which a receiver keeps the events of an Item in order."""
         return uuid8(self.collection, self.item_id)
 
     @property
@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address, or without it to `catalog_url` if this is in S3. Without either, links
-    are relative, because the files are not accessible from outside.
+    Links lead to the catalog's public address; if it has none, to `catalog_url` in S3. Links to a local folder are
+    relative, because the files are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:

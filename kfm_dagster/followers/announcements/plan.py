@@ -23,8 +23,8 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 ANNOUNCEMENTS = "announcements.yaml"
 KIB = 1024
 SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
-"""Limits of a message, and of a whole request, in bytes. SNS and EventBridge accept 256 KiB, as SQS did until 2025; 1
-MiB is the highest limit of any of them (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
+"""Limits of a message, and of a whole request, in bytes. SNS and EventBridge accept 256 KiB; SQS accepts 1 MiB, since
+2025 (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
 
 
 def follower_name(subscription: str) -> str:

@@ -1,7 +1,8 @@
 """Sending: send the events of a batch to their receiver, and record the result of each.
 
-Accepted events are recorded at once. An event that is refused for good is retried alone, then given up. So is an event
-that fails repeatedly while the receiver accepts others. While the receiver is down, events are left for the next batch.
+Accepted events are recorded at once. An event that is refused for good is retried alone, then given up. An event that
+fails repeatedly while the receiver accepts others is given up, too. If the receiver is down, the next batch has the
+events again.
 
 Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """
@@ -27,9 +28,9 @@ from kfm_dagster.notifications.receiving import in_parts
 THREADS = 8
 """Maximum requests to a receiver at the same time."""
 TRIES = 3
-"""Tries of an event that is refused for good: another event of its request, or a new receiver, may be at fault."""
+"""Tries of an event that is refused for good. Another event of the same request, or a new receiver, may be at fault."""
 MAX_FAILURES = 20
-"""Failures after which an event is given up if the receiver accepts others: three hours with a follower's pauses."""
+"""Failures after which an event is given up if the receiver accepts others. A follower's pauses make it three hours."""
 MAX_REFUSALS = 20
 """Refusals after which sending stops if the receiver accepted no event: then the subscription is wrong."""
 BUDGET_SECONDS = 30.0
@@ -150,9 +151,9 @@ class Sending:
         return self._stopped is None
 
     def _give_up(self) -> int:
-        """Retry refused events, give up events that are never accepted, and return their number.
+        """Retry refused events, then give up hopeless events; return the number given up.
 
-        If the receiver accepts no other events either, nothing is given up, because then the event is not at fault.
+        If the receiver accepts no other events either, nothing is given up, because then the receiver is at fault.
         """
         refused, self._refused = self._refused, []
         for event, error in refused:

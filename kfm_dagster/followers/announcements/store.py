@@ -52,7 +52,7 @@ class Announced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionStatus:
-    """Status of a subscription. `waiting` counts changes, `sent` accepted events, the others Items."""
+    """Counts of a subscription: changes `waiting`, events accepted (`sent`), Items `failing` or `refused`."""
 
     sent: int
     waiting: int
@@ -80,7 +80,7 @@ class AnnouncementStore:
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
         """Record events before they are sent; return the ids that no later event supersedes.
 
-        So a receiver that may have received an Item is notified of its withdrawal even after a crash.
+        By the record, a receiver that may have received an Item is notified of its withdrawal even after a crash.
         """
         if not events:
             return set()
@@ -102,9 +102,9 @@ class AnnouncementStore:
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
     ) -> dict[str, int]:
-        """Record events that were not accepted; return, by event, its failures while others were accepted.
+        """Record events that were not accepted; return how often each failed while others succeeded.
 
-        `begun_at` is when the first event of the batch was sent.
+        `begun_at` is the time at which the first event of the batch was sent.
         """
         if not events:
             return {}
@@ -114,7 +114,7 @@ class AnnouncementStore:
             return {row.event_id: row.attempts for row in failures}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
-        """Give events up, and store them as they would be sent."""
+        """Give events up, and store their bytes, so that a person can have them sent again."""
         rows = [
             {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
         ]

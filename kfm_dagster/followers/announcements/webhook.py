@@ -27,7 +27,7 @@ SECONDS = 10.0
 ANSWER_BYTES = 16 * 1024
 """Bytes of an answer's body that are read, so that the connection can be reused; the body is ignored."""
 REFUSED = frozenset({400, 409, 413, 415, 422})
-"""HTTP statuses that refuse the event. Others concern sender, address or moment, and are retried."""
+"""HTTP statuses that refuse the event. Other error statuses concern sender, address or moment, and are retried."""
 FAILED = frozenset({408, 500, 502, 504})
 """HTTP statuses of a working receiver that failed on this event."""
 

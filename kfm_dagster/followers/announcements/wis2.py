@@ -1,4 +1,4 @@
-"""WIS2 Notification Messages: a change in the form of WMO's centres (Manual on WIS, WMO-No. 1060, volume II).
+"""WIS2 Notification Messages, by which WMO's centres announce data (Manual on WIS, WMO-No. 1060, volume II).
 
 Pure. Belongs here: the message of an Item. Does not belong here: MQTT topics, which are the broker's.
 """
@@ -34,7 +34,7 @@ def notification(
 ) -> bytes:
     """Return the message; `href` is the Item's own address.
 
-    The link with the relation leads to the data if https serves them publicly, else to the Item.
+    The link with the relation of `kind` leads to the data if https serves them publicly, else to the Item.
     """
     item = change.item
     geometry = None if item is None else item["geometry"]

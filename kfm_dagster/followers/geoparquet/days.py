@@ -49,7 +49,7 @@ class Day:
         return f"{self.day}-{self.through:016d}"
 
     def after(self, through: int, parts: Iterable[DayPart]) -> Day:
-        """Return the day after a later change."""
+        """Return the day's state after a later change."""
         return replace(self, through=through, parts=tuple(parts))
 
     def content(self) -> bytes:
@@ -83,8 +83,8 @@ def files_of(names: Iterable[str]) -> dict[str, list[str]]:
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
     """Read the days of a folder that have a description; `files` are each day's file names.
 
-    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts, which were
-    replaced after the folder was listed, or are lost.
+    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts. The parts are
+    lost, or they were replaced after the folder was listed.
     """
     described = {
         day: sorted((name for name in names if name.endswith(".json")), reverse=True) for day, names in files.items()

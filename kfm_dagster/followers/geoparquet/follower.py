@@ -104,7 +104,7 @@ class GeoParquet:
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Compact a past day that these changes do not touch into a single file, if it is due.
+        """Compact a past day without new changes into a single file, if it is due.
 
         The new file has the state after change `through`, the last change of the batch.
         """

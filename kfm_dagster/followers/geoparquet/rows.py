@@ -188,7 +188,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return a Parquet type; only nulls become text. Raises ArrowInvalid for empty objects."""
+    """Return the type in Parquet: text if all values are null. Raises ArrowInvalid for empty objects."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -62,7 +62,7 @@ def search(
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # An accumulation that ends at New Year is in the new year's folder.
+            # A year more, because an accumulation that ends at New Year is in the new year's folder.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for name, day in sorted(_days(publisher, directory).items()):
@@ -150,11 +150,11 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return which footprints meet a box; boxes of scans or discs are a quarter larger than their footprints."""
+    """Return which footprints meet a box, because the box of a scan or disc is a quarter larger."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     footprints = shapely.from_wkb(rows["geometry"].to_numpy())
-    # Not of the union of both, because a union drops boxes without a height.
+    # Each part on its own, because a union of the parts loses a box without height.
     touches = [shapely.intersects(footprints, shapely.box(first, south, last, north)) for first, last in parts]
     return pa.array(np.any(touches, axis=0))
 

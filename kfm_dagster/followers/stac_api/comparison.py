@@ -1,6 +1,6 @@
 """Verification that a STAC API has exactly the catalog's Items: counts and content, day by day.
 
-Compares the index with the API's answers, Item by Item. If a hash differs, it also reads the Item's file, because
+Compares the index with the API's answers by hash, Item by Item. If the hashes differ, the Item's file decides, because
 PostGIS formats some numbers differently. Only reads. Does not belong here: repairing differences (`follower.py`).
 """
 
@@ -29,9 +29,10 @@ BATCH = 500
 
 @dataclass(kw_only=True, slots=True)
 class DayComparison:
-    """A day of a collection: number of Items and content digest of the catalog and of the API.
+    """A day of a collection: number of Items and content digest in the catalog and in the API.
 
-    First ids of Items: the API lacks `missing`, the catalog lacks `extra`, and the content of `differing` differs.
+    Item ids, the first of each kind: the API lacks `missing`, the catalog lacks `extra`, the content of `differing`
+    differs.
     """
 
     collection_id: str

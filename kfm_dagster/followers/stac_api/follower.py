@@ -62,7 +62,7 @@ class PgstacFollower:
         self._publisher = publisher
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Apply the changes that are new to the API. If it raises FollowError, no change was applied."""
+        """Apply the changes that are new to the API, all or none. Raises FollowError."""
         if not changes:
             return
         collection_id = contract.stac.collection
@@ -116,7 +116,7 @@ class PgstacFollower:
             tx.run("drop_collection", collection_id=collection_id)
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Create the partitions of new Items first, because this blocks readers until the transaction ends."""
+        """Create the partitions of new Items in a transaction of its own, which blocks readers briefly."""
         days = {_start(item).date() for change in changes if (item := change.item) is not None}
         document = self.collection(contract) if days else None
         if document is None:

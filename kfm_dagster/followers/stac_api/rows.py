@@ -1,7 +1,7 @@
 """Items and Collections in the form that pgstac stores and returns.
 
 pgstac merges the Collection's `item_assets` into each Item, so a member that the Item lacks is marked as absent. All
-else is stored unchanged, nulls as well, which pgstac's own functions would drop (`proj:code` of a grid without code).
+else is stored unchanged, even nulls (`proj:code` of a grid without code), which pgstac's own functions would drop.
 
 Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
 """

@@ -31,7 +31,7 @@ from kfm_dagster.storage.publisher import Publisher, publish
 ENGINE = "kfm"
 """Engine of xarray that reads references of objects' versions (`reading/xarray_engine.py`)."""
 MEDIA_TYPE = "application/vnd.zarr"
-"""Of Zarr in STAC's best practices (best-practices-zarr.md); xpystac 0.5 knows it without a version only."""
+"""Zarr's media type in STAC's best practices (best-practices-zarr.md). xpystac 0.5 does not know it with a version."""
 _HASH = 16
 
 
@@ -51,7 +51,7 @@ class DayOfStores:
     """The stores of a collection and day. Several threads may call `put` and `content`, one thread the rest."""
 
     def __init__(self, publisher: Publisher, *, collection: str, day: str, region: str, root: str) -> None:
-        """Read the list; `region` is that of the objects' buckets, `root` the publisher's address."""
+        """Read the list; `region` is the region of the objects' buckets, `root` the publisher's address."""
         self._publisher = publisher
         self._region = region
         self._day = day
@@ -86,7 +86,8 @@ class DayOfStores:
     def publish(self, listed: Iterable[Listed]) -> None:
         """Replace the list, then remove documents that neither the new nor the previous list names.
 
-        So readers of the previous list can open its documents until the next one. Raises FollowError and PublishError.
+        So a reader of the previous list can open its documents until the list is replaced again. Raises FollowError and
+        PublishError.
         """
         new = sorted(listed, key=lambda entry: (entry.name, entry.start, entry.href))
         if new == self.listed:

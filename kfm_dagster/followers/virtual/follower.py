@@ -64,8 +64,8 @@ class VirtualZarr:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Update the stores of a collection with these Items. Raises FollowError and PublishError.
 
-        Items whose object store does not answer are left for the next call; all others are published and not read
-        again.
+        Items whose object store does not answer are left for the next call. All other Items are published, so the next
+        call does not read them again.
         """
         self.report = Counter()
         if not contract.virtual:

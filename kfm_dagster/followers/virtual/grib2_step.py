@@ -34,7 +34,7 @@ GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "referen
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
 """Variables that may order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres; in grids in degrees, columns may begin elsewhere than described."""
+"""Grid definition templates in metres. Columns of a grid in degrees may begin elsewhere than its template describes."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
@@ -124,11 +124,11 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Return why the users' codec (gribberish 0.30) decodes a message unlike ecCodes; None if it does not.
+    """Return why the users' codec (gribberish 0.30) decodes a message unlike ecCodes; None if alike.
 
-    The codec reads a constant field as zero, and a missing value among packed values as a number. If all groups have
-    the same width or length, which then takes no bits per group, the codec ignores it. It decodes templates 5.2 and
-    5.41 wrongly. Missing values of a bit map correctly become NaN.
+    The codec reads a constant field as zero, and a missing value among packed values as a number. It ignores a width or
+    length that all groups share, because a message stores this once, not per group. It decodes templates 5.2 and 5.41
+    wrongly. Missing values of a bit map correctly become NaN.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
     (reference,) = struct.unpack_from(">f", section, 11)

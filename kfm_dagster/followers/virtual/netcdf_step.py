@@ -59,7 +59,7 @@ class StoredVariable:
     fill: int | float | None = None
     """The file's fill value; None if it has none."""
     message: bool = False
-    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack it."""
+    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack such a variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,8 @@ def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
     """Read the index of an object; `along` is the scalar variable that orders the steps.
 
     Raises the errors of `read_hdf5`, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for objects that no store can
-    refer to: without the variable `along`, with unknown filters, or with unwritten chunks whose values would differ.
+    refer to: without the variable `along`, with unknown filters, or with unwritten chunks that a store would fill with
+    other values than the file.
     """
     cache = BlockCache(source, max_blocks=MAX_BLOCKS, tail_blocks=TAIL_BLOCKS)
     return read_hdf5(source, lambda root: _step(root, along), cache=cache)
@@ -126,7 +127,7 @@ def _variable(named: NamedDataset, stored: StoredValues) -> StoredVariable:
     attributes = dict(_finite(named.attributes, None if _GRID_MAPPING in named.attributes else _MEANING))
     data_type = np.dtype(stored.datatype.struct_code)
     if data_type.kind == "i" and attributes.pop(_UNSIGNED, None) == "true":
-        # netCDF's own convention, which GDAL ignores: the numbers of the signed type are those of the unsigned one.
+        # netCDF's own convention, which GDAL ignores: the signed integers hold the bits of unsigned integers.
         data_type = np.dtype(data_type.str.replace("i", "u"))
         attributes |= {name: _wrapped(attributes[name], data_type) for name in _PACKED & attributes.keys()}
     fill = attributes.pop(FILL, None)

@@ -2,8 +2,8 @@
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
 storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Addresses are written out, because
-GDAL and VirtualiZarr refuse the format's `templates`. Clients ignore the key `kfm`: the Item of each step, and the ETag
-of the object that was indexed (`reading/stores.py`). A document depends on its steps alone.
+GDAL and VirtualiZarr refuse the format's `templates`. The key `kfm`, which other clients ignore, has each step's Item
+and the ETag of its indexed object (`reading/stores.py`). A document depends on its steps alone.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """
@@ -85,7 +85,7 @@ class Frame:
         return [key.removesuffix(f"/{_ARRAY}") for key in self.metadata if key.endswith(f"/{_ARRAY}")]
 
     def joined(self, other: Frame) -> Frame:
-        """Return the frame of the same signature that has the arrays of both."""
+        """Return a frame with the arrays of both frames, which have the same signature."""
         return Frame(along=self.along, metadata={**self.metadata, **other.metadata}, fixed=self.fixed)
 
     @property
@@ -107,7 +107,7 @@ class VirtualCube:
         return sorted({name for step in self.steps for name in step.chunks})
 
     def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
-        """Return the store without the Items `leaving`, plus `steps`; `frame` has the same signature."""
+        """Return the store without the Items `leaving`, plus `steps`; `frame` has the store's signature."""
         kept = (step for step in self.steps if step.item_id not in leaving)
         ordered = tuple(sorted((*kept, *steps), key=lambda step: (step.place, step.item_id)))
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
@@ -166,7 +166,7 @@ def values_of(store: VirtualCube) -> Iterator[tuple[str, bytes]]:
 
 
 def references_of(store: VirtualCube, *, region: str) -> dict[str, Any]:
-    """Return the document of a store that has a step; `region` is that of its objects' buckets."""
+    """Return the document of a store that has a step; `region` is where its objects' buckets are."""
     metadata = metadata_of(store)
     version = 3 if store.frame.messages else 2
     if version == 3:
@@ -271,7 +271,7 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
 
 
 def _fill(variable: StoredVariable) -> dict[str, Any]:
-    """Return the fill value as an attribute, as xarray has it in version 3, whose fill value does not mean missing."""
+    """Return the fill value as an attribute: in Zarr 3, an array's own fill value is not "missing"."""
     if variable.fill is None:
         return {}
     # xarray encodes floats so that none is changed by JSON (FillValueCoder).
