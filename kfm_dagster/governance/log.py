@@ -29,7 +29,7 @@ class GovernanceAction(StrEnum):
     """Action of a person, of a replay or rule in a person's name, or of the ledger by policy."""
 
     QUARANTINE = "quarantine"
-    """Took units out of automatic flows, by hand or by the ledger, whose database writes the entry."""
+    """Took units out of automatic flows. If the ledger does this, the database itself writes the entry."""
     RELEASE = "release"
     """Requeued quarantined units."""
     DISCARD = "discard"
@@ -46,7 +46,7 @@ class GovernanceAction(StrEnum):
     REPLAY_STOPPED = "replay_stopped"
     REPLAY_FINISHED = "replay_finished"
     REPLAY_MISMATCH = "replay_mismatch"
-    """A replay's result differs from the previous success's, although no approval allows this."""
+    """A replay's result differs from the previous success, and no approval allows this."""
     DLQ_DRAIN = "dlq_drain"
     DLQ_REDRIVE = "dlq_redrive"
     DLQ_DISCARD = "dlq_discard"
@@ -68,8 +68,8 @@ class GovernanceAction(StrEnum):
 class Decision:
     """A decision's actor, reason, and change or incident.
 
-    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the executing run of a
-    decision in the Dagster UI; Dagster has further facts about it.
+    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that executes a
+    decision of the Dagster UI; Dagster has further facts about this run.
     """
 
     actor: str
@@ -122,7 +122,7 @@ def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
-    """An entry. `record_version`, `from_status` and `to_status` name an allowed transition.
+    """An entry. `record_version`, `from_status` and `to_status` name the transition that it allows.
 
     `proposal_id` is the entry that proposed the decision, `approved_by` the actor who approved the proposal.
     """

@@ -46,7 +46,7 @@ CELL_RADIUS = 1.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactLocation:
-    """A sensitive site in degrees (WGS 84). Raises ConfigurationError without the location."""
+    """A sensitive site in degrees (WGS 84). Raises a ConfigurationError that hides the location."""
 
     latitude: float = field(repr=False)
     longitude: float = field(repr=False)
@@ -63,7 +63,7 @@ class ExactLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLocation:
-    """The location to show instead: the group of its sites, and a point in degrees."""
+    """The location to show instead: the group of the sites that share it, and a point in degrees."""
 
     group: str
     latitude: float
@@ -80,7 +80,7 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
     from the site itself keeps its bounds.
 
     The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
-    and publishing a site under two salts narrows down its location. Raises ConfigurationError if it is too short.
+    and publishing a site under two salts narrows down its location. Raises ConfigurationError for a short salt.
     """
     if masking.resolution is not None:
         cell = cell_of(location, masking.resolution)
@@ -98,7 +98,7 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
     margin = _cell_radius_m(resolution) + ROUNDING_M
 
     def keyed(purpose: str) -> bytes:
-        # The radii are included, so two rings around a site give independent steps, not a line to the site.
+        # The radii are included, because two rings with the same direction would show a line to the site.
         message = json.dumps(["kfm:donut:1", purpose, site, low, high])
         return hmac.digest(salt, message.encode(), hashlib.sha256)
 
@@ -188,7 +188,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
     resolution = anchor_resolution(masking)
-    # Seeded by the cell, so that its footprints share a displacement; the mean of many would reveal the location.
+    # Seeded by the cell: its footprints share a displacement, because the mean of several would reveal the location.
     site = cell_of(centre, resolution)
     shown = masked_location(masking, site, centre, salt=salt)
     return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), resolution)
@@ -232,7 +232,7 @@ def outline(box: Box) -> dict[str, Any]:
 
 
 def _rounded(degrees: float) -> float:
-    # Adding 0.0 makes a negative zero, which prints differently, a zero.
+    # Adding 0.0 turns a negative zero, which would print as -0.0, into zero.
     return round(degrees, DECIMALS) + 0.0
 
 

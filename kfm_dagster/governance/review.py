@@ -1,8 +1,9 @@
 """Review: overrides of prod or the Dagster UI need a second person (WSM-21, SEC-10).
 
 A proposal is an entry of the governance log. It changes no unit, and names the units at the versions that its proposer
-saw. A decision on it is another entry. The database refuses such an override unless another actor has approved the
-same versions, so an approval is valid once. Does not belong here: executing it (`recovery/work_orders.py`).
+saw. The decision on a proposal is another entry. The database refuses such an override unless another actor has
+approved the same versions. The override changes these versions, so an approval is valid only once. Does not belong
+here: executing an override (`recovery/work_orders.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A proposed override; `content` has the arguments of its command besides the units."""
+    """A proposed override; `content` has the command's arguments besides the units."""
 
     proposal_id: int
     at: datetime
@@ -120,9 +121,9 @@ class OverrideReview:
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Approve a proposal and return it; this transaction has to execute its command.
+        """Approve a proposal and return it; the caller has to execute its command in this transaction.
 
-        Raises RefusedError for an unknown, expired or decided proposal, and for its own proposer.
+        Raises RefusedError for an unknown, expired or decided proposal, and if the proposer approves it.
         """
         proposal = self._open(proposal_id, tx)
         if _same(proposal.decision.actor, decision.actor):

@@ -68,7 +68,7 @@ def batch_id_of(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not accept; `not_taken` counts the backend's unaccepted events."""
+    """A batch that a destination did not accept; `not_taken` counts events that the backend lacks."""
 
     batch_id: str
     destination: str
@@ -81,7 +81,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that a destination lacks; `error` is its error for one of them, or None."""
+    """Batches that a destination lacks; `error` is the destination's error for a batch, or None."""
 
     batches: int = 0
     units: int = 0

@@ -104,7 +104,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must each accept an event; alternatives stay in their composite."""
+    """Return the transports that must each accept an event; alternatives stay one composite transport."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -124,7 +124,7 @@ def _for_transport(transport: Any) -> OpenLineageClient:
 
 
 def _refuse_redirect(response: Any, **_more: Any) -> None:
-    # Followed as a GET (RFC 9110, 15.4), a redirect could end with status 200 at a login page, and lose the event.
+    # A redirect is followed as a GET (RFC 9110, 15.4). With status 200 of a login page, the event would be lost.
     if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
         response.close()
         raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
@@ -178,7 +178,7 @@ class _Try:
 
     entry: Entry
     safe: Entry
-    """The entry as of the last flush; the next try begins with it, as a transport may lose later events."""
+    """The entry as of the last flush, where the next try begins: a transport may lose events sent after a flush."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None

@@ -82,7 +82,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
-            # Not in the units' folder, so that readers of that folder get an event of each kind per unit.
+            # Not in the units' folder, whose readers expect one event of each kind per unit.
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{stem}.{suffix}",
             units=len(steps),
         )
@@ -112,7 +112,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
 def failure_events(row: Any, *, dataset: str) -> tuple[Event, Event]:
     """Return START and FAIL of a row of `lineage.unpublished_failures`.
 
-    `dataset` is the public name. The error is only its code; the message is in the record.
+    `dataset` is the public name. The event has only the error's code; the record has its message.
     """
     run_id = uuid8("openlineage-failure", row.wal_id, str(row.attempt))
     reason, code = row.fields["replay_reason"], row.fields["last_error_code"]

@@ -95,7 +95,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
     """Return the START and the COMPLETE event of a unit.
 
     Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has the facts known before the
-    ingest, and COMPLETE its results.
+    ingest, and COMPLETE the results of the ingest.
     """
     job, source = ingest_job(run.dataset), data_object(unit.envelope.object_uri)
     return (

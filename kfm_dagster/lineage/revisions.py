@@ -3,8 +3,8 @@
 The first publication of a unit has the empty revision, in any attempt or replay. A publication is never erased and
 never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added, named
 by the replay or the run.
-Whether the Item changed is decided by its hash, not by this attempt's status. If a repair wrote the catalog and then
-died, the next attempt is a no-op, but its revision must still be published.
+The Item's hash decides whether the Item changed, not this attempt's status. If a repair wrote the catalog and then
+died, the next attempt changes nothing, but the repair's revision must still be published.
 To withdraw a batch, a second batch is published through the same outbox (PCS-03), in the form of the first: either
 OpenLineage events of type OTHER, which add to an ended run (OpenLineage.json 2-0-2, `eventType`), or, in PROV-O, the
 invalidation of the entities that the ingest generated. Files and rows are never deleted.

@@ -1,7 +1,7 @@
 """Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
-A step is the end of an intent of an idempotent node (`etl_steps`), which is a stage of the chain or another team's
-node. The step's parent is the run. Figures that were not measured are absent.
+A step is the end of an intent (`etl_steps`) of an idempotent node. Such a node is a stage of the chain, or another
+team's node. The step's parent is the run. Figures that were not measured are absent.
 Belongs here: the documents. Does not belong here: when steps are published (`noted.py`), or the lineage of
 ingest units (`openlineage.py`, `prov.py`).
 """
@@ -32,7 +32,7 @@ from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
 INPUTS_NAMED = 100
-"""A manifest of more inputs becomes a single dataset with a count, as its entries would flood a lineage browser."""
+"""A manifest of more inputs becomes a single dataset with a count, because so many would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 One transaction per partition of a batch checks the fence. For each path it writes a row per unit, the batch, and the
 batch's bytes into the outbox, which delivers them after the commit. So a dead lineage root or backend fails no unit.
-The primary key (wal_id, path, revision) decides between workers: a batch contains the units whose rows it wrote.
+The primary key (wal_id, path, revision) decides between workers: a batch has only units whose rows it could insert.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
@@ -53,7 +53,7 @@ _ISSUE = {
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
 _REFUSALS = (IntegrityError, DataError, InternalError)
-"""Errors of a database that refuses a batch; a lost connection is not the fault of a lineage path."""
+"""Errors by which a database refuses a batch. A lost connection is none of them, and fails the whole stage."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
 """Index that may be violated, before the primary key, when two workers record one unit on PostgreSQL."""

@@ -16,7 +16,7 @@ FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
-"""Results of stac-register that give a unit lineage."""
+"""Results of stac-register after which a unit has lineage."""
 
 
 @unique
@@ -31,7 +31,7 @@ class LineagePath(StrEnum):
 class IngestRun:
     """The run that ingests a batch of a dataset.
 
-    Times are in RFC 3339: started_at is when the batch was claimed, occurred_at is its end.
+    Times are in RFC 3339: started_at is the time of the batch's claim, occurred_at the time of the batch's end.
     """
 
     run_id: str

@@ -83,7 +83,7 @@ def _entries(parts: Parts, row_filter: LogFilter, _: str | None, limit: int) -> 
     with parts.database.snapshot() as tx:
         entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(row_filter), limit=limit, tx=tx)
     if not entries and row_filter.dataset != EVERY_DATASET:
-        # A dataset keeps its decisions when its contract is gone; a misspelt name has neither.
+        # Decisions remain when a dataset's contract is removed; a name without contract and decisions is misspelt.
         require_contract(parts, row_filter.dataset)
     return Page(rows=entries)
 

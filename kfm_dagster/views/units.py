@@ -69,8 +69,8 @@ class UnitCount:
 class FailureGroup:
     """Units of a dataset that are failed or quarantined with the same code.
 
-    `operator` is None where none failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the first
-    and last failure's times; unless `exact` the group has older units that are not counted.
+    `operator` is None where no operator failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the
+    times of the first and the last failure. Unless `exact`, the group has older units that are not counted.
     """
 
     code: str

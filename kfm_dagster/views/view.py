@@ -33,7 +33,7 @@ class Parts(Protocol):
 
     @property
     def database(self) -> Database:
-        """The ledger's."""
+        """The ledger's database."""
 
     @property
     def registry(self) -> ContractRegistry:
@@ -64,8 +64,9 @@ class View:
     """A list: `name` is its path and key in the API, `query` takes a filter, the page's start and a limit.
 
     `end` is the answer's member after the rows: the address of the next page, or whether the rows are complete.
-    `columns` are those of tables, by importance, `links` the console's pages by column, `tool` and `operation` the
-    names for assistants and clients; a view without a name is for commands and pages alone.
+    `columns` are the columns of tables, the most important first; `links` are the console's pages, by column; `tool`
+    and `operation` are the view's names for assistants and clients. A view without a name is only for commands and
+    pages.
     """
 
     name: str = ""
@@ -97,7 +98,7 @@ class View:
 
     @property
     def path(self) -> str:
-        """Below BASE."""
+        """Path of the list in the API, below BASE."""
         return f"/{self.name}"
 
     @property
