@@ -25,10 +25,10 @@ class ForeignFileError(KfmError):
 
 @contextmanager
 def atomic_files(folder: Path, openings: Mapping[str, bytes], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
-    """Open files of a folder for writing; the end of the block puts them in place, unless it raises.
+    """Open files of a folder for writing; they take their place at the end of a block without error.
 
-    `openings` are their beginnings by name, by which the next export recognises them. `option` is the command-line
-    option that names the place.
+    `openings` has the beginning of each file by name, by which the next export recognises the file. `option` is the
+    command-line option that names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.
     """
     try:

@@ -114,9 +114,9 @@ def export_dcat(
 ) -> Path:
     """Write the catalog's datasets to a folder and return the file.
 
-    `catalog` is the STAC catalog's public address, else its URL or folder; `contact` is an address for readers,
-    `mailto:` or a page; by default each dataset names its producer's. Raises ContractError for a collection without
-    a contract, ForeignFileError, ConfigurationError.
+    `catalog` is the STAC catalog's public address, else its URL or folder. `contact` is an address for readers,
+    `mailto:` or a page; if it is empty, each dataset names its producer as contact. Raises ContractError for a
+    collection without a contract, ForeignFileError, ConfigurationError.
     """
     own_contact = contact_point(PUBLISHER, contact) if contact else {}
     with database.snapshot() as tx:
@@ -240,7 +240,7 @@ def _run_state(state: RunState) -> Document:
 
 
 def licence(contract: DatasetContract) -> Document:
-    """Return licence and rights, for a dataset and its distributions, as readers check both."""
+    """Return licence and rights. Readers look for them at a dataset, and at its distributions."""
     governance = contract.governance
     attribution = {"rights": governance.attribution} if governance.attribution else {}
     if governance.license in _NO_SPDX:
@@ -297,7 +297,7 @@ def contact_point(name: str, address: str) -> Document:
 
 
 def producers_contact(contract: DatasetContract) -> Document:
-    """Return the contact point of the first producer with a URL, for a catalog without its own."""
+    """Return the contact point of the first producer with a URL, for a catalog without contact."""
     producers: list[Provider] = [agent for agent in contract.stac.providers if "producer" in agent.roles and agent.url]
     return contact_point(producers[0].name, str(producers[0].url)) if producers else {}
 

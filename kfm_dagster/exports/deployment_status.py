@@ -46,7 +46,7 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matter:
-    """A required action or a notice: `next_step` is a command, `path` the console's page of it."""
+    """A required action or a notice: `next_step` is a command, `path` a page of the console."""
 
     urgency: Urgency = Urgency.NOW
     what: str

@@ -3,9 +3,9 @@
     (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
     (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
 
-An Activity is a node in a run, a Source an external input, an Object a version of an Item's object. An Item
-is one write of an Item: the next write is another node, so no edge is ever removed. `state` shows whether the write is
-still current. The export streams a snapshot of the database: memory does not grow with it.
+An Activity is a pipeline node in a run, a Source an external input, an Object a version of an Item's object. An :Item
+stands for one write of an Item. The next write adds another :Item, so no edge is ever removed; `state` shows whether
+the write is still current. The export streams a snapshot, so its memory does not grow with the database.
 Every statement is a MERGE on a node's key, so statements may be repeated, in any order.
 """
 
@@ -192,7 +192,7 @@ def _source(row: Any) -> NodeKey:
 
 
 def _object(row: Any) -> NodeKey:
-    # The id of the PROV documents, so that both can be joined.
+    # The id of the object in PROV documents, so that graph and documents can be joined.
     return NodeKey("Object", object_entity(row.object_uri, row.object_version))
 
 

@@ -84,7 +84,7 @@ KPIS: Mapping[str, Kpi] = {
 
 @dataclass(kw_only=True)
 class RecordedSpan:
-    """The records of a span of time. replays: when selections were replayed."""
+    """The records of a span of time; `replays` are the times at which selections were replayed."""
 
     attempts: Sequence[StageAttempt] = field(default_factory=list)
     lines: Sequence[Line] = field(default_factory=list)
@@ -128,7 +128,7 @@ class RecordedSpan:
 
 
 def settled(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of settlements by the runs themselves, without reused settlements."""
+    """Yield the lines of settlements, except settlements that a run reused."""
     for line in lines:
         if (
             line["event"] == "running>succeeded"

@@ -1,6 +1,6 @@
 """/validate: results of units and stages of the last days, and the pipeline card's KPIs.
 
-    units       units of the ledger by status, and the number that runs in the window returned for another attempt
+    units       units of the ledger by status, and number of units that runs of these days returned for another attempt
     p_dim       share of quantities that close dimensionally, in each dataset's newest metadata and newest path; none
                 without quantities
 

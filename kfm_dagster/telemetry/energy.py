@@ -4,11 +4,10 @@
 
     pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
 
-The assumption leaves out memory, idle machines and cooling. codecarbon is an extra: it reads RAPL counters where it
-may, and otherwise multiplies the processor's rated power by its load; carbon comes from the yearly mix of the grid that
-feeds the machine, in tables that it ships. Its first measurement in a process takes some seconds (it detects the
-hardware), each later measurement about 10 ms.
-Does not belong here: the calls that measure (`idempotent_node/steps.py`).
+The assumption leaves out memory, idle machines and cooling. codecarbon, an extra, reads RAPL counters if permitted;
+otherwise, it multiplies the processor's rated power by the load. For carbon, it ships tables with the yearly mix of
+each grid. The first measurement in a process takes some seconds (codecarbon detects the hardware), each later
+measurement about 10 ms. Does not belong here: the calls that measure (`idempotent_node/steps.py`).
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class CodecarbonMeter:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin a measurement and return its end; None during another, to avoid counting twice."""
+        """Begin a measurement; return the function that ends it, or None while another one runs."""
         if not self._busy.acquire(blocking=False):
             return None
         try:

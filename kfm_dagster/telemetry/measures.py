@@ -1,7 +1,7 @@
 """Measures of a step: its data volume, and the resources that it used (IEN-11).
 
-Nodes count the data, a meter measures the resources, and lineage, `kfm runs show` and Dagster show both by the names of
-these fields, which are the columns of `etl_steps`. A figure that was not measured is None, never 0.
+Nodes count the data, and a meter measures the resources. Lineage, `kfm runs show` and Dagster show the figures by the
+names of these fields, which are the columns of `etl_steps`. A figure that was not measured is None, never 0.
 Belongs here: the values and their names. Does not belong here: measuring and writing them (`idempotent_node/steps.py`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepVolume:
-    """Data through a step; None is not counted. Rows are the node's objects: units, windows."""
+    """Data through a step; None if not counted. Rows are the node's objects: units, windows."""
 
     rows_in: int | None = None
     rows_out: int | None = None

@@ -1,4 +1,4 @@
-"""Totals: counters except record moves, in the counted event's transaction (TEL-01, TEL-03).
+"""Totals: all counters except record moves, each written in the transaction of its event (TEL-01, TEL-03).
 
 A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code). Labels
 are from our own vocabularies, so that their number is bounded. A histogram is stored as the number of observations in

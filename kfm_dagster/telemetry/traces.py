@@ -47,7 +47,7 @@ Attributes = dict[str, str | int]
 
 
 _SAMPLERS: list[Callable[[int], bool]] = []
-"""The sampler, if the provider takes root ids from this module; empty with any other provider: all are sampled."""
+"""The sampler, if the provider takes root ids from this module. Empty with another provider: all traces are sampled."""
 
 
 @contextmanager

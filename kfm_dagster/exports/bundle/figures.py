@@ -31,7 +31,7 @@ _LOOK = {
 }
 """Name, mark and colour of each kind; the mark alone distinguishes them in print."""
 _CROWDED = 40
-"""Most marks of a row with numbers; beyond, the numbers would overlap."""
+"""Maximum marks in a row with numbers; the numbers of more marks would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),

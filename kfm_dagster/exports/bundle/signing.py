@@ -1,7 +1,7 @@
 """Keys and detached OpenPGP signatures (RFC 9580), in a canonical form.
 
-The key is the file of `KFM_SIGNING_KEY` (or `--key`), else a key generated on first use in `KFM_HOME/keys`. A bundle's
-certificate is never taken from the bundle or its folder: an attacker who can change a bundle can change both.
+The key is the file of `KFM_SIGNING_KEY` (or `--key`), else a key generated on first use in `KFM_HOME/keys`. The
+certificate is never read from the bundle or a file beside it: an attacker who can change a bundle can change these.
 
 A signature that merely verifies is not enough here: ASCII armour has unchecked bytes (headers, checksum, padding), and
 so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia treats as a
@@ -252,7 +252,7 @@ def _make_key(folder: Path) -> bool:
         private_folder(folder)
         created = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
         if not (folder / _CERTIFICATE).exists():
-            # From the file: another process may have been first, or may have died between the two.
+            # From the file: another process may have written the key, or died between key and certificate.
             certificate = _secret_key(folder / _KEY).extract_certificate()
             _put(folder / _CERTIFICATE, str(certificate), mode=0o644)
     except OSError as error:
@@ -282,5 +282,5 @@ def _put(path: Path, text: str, *, mode: int) -> bool:
 
 
 def _why(error: RuntimeError) -> str:
-    # A backtrace follows, and a parser's quotes are not for a terminal.
+    # Only the first line, before the backtrace; redacted, because a parser quotes its input.
     return redact(str(error).partition("\n")[0]).rstrip(".")

@@ -48,10 +48,10 @@ class Reexecution:
 
 
 class Reexecutions(Protocol):
-    """The store of runs. Both raise DatabaseUnavailableError if it exists but is unreadable."""
+    """The store of runs. Methods raise DatabaseUnavailableError if an existing store is unreadable."""
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return at most `limit` re-executions with this prefix of the id, by id."""
+        """Return at most `limit` re-executions whose id has this prefix, in the order of their ids."""
 
     def of(self, root_run_id: str) -> Sequence[Reexecution]:
         """Return the re-executions of a run, oldest first."""
@@ -95,7 +95,7 @@ class Explanations:
         )
 
     def root_of(self, run: str) -> str:
-        """Return the root run's id, which has the records. Names and errors are as in `explain`."""
+        """Return the id of a run's root, which has the records. Names and errors: as in `explain`."""
         run_id, reexecution = self._resolve(run)
         return reexecution.root_run_id if reexecution else run_id
 
@@ -119,7 +119,7 @@ class Explanations:
             candidates: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
             of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
         for reexecution in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
-            # Only of a root run with records.
+            # Other re-executions have no records, because their root run has none.
             if self.run_states.of_run(reexecution.root_run_id) or self._intents(reexecution.root_run_id):
                 candidates[reexecution.run_id] = reexecution
         run_id = whole_id(run, candidates.keys(), what="run id")

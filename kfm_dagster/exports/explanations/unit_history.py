@@ -46,7 +46,7 @@ def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artif
     Empty for a unit that no run has claimed. A lost output, or a store that does not answer, is an entry.
     """
     states = run_states.of_run(record.ingest_run_id) if record.ingest_run_id else ()
-    # Other records of a run have no units.
+    # Only the operators of the chain: outputs of other nodes have no units.
     order = {f"{record.dataset}.{operator}": number for number, operator in enumerate(operators())}
     chain_states = [state for state in states if state.dataset_id in order]
     for state in sorted(chain_states, key=lambda entry: (entry.recorded_at, order[entry.dataset_id]), reverse=True):
@@ -76,7 +76,7 @@ def _issues(unit: Envelope) -> Iterator[UnitIssue]:
 
 
 def evidence_of(case: QuarantineCase, store: Store) -> Mapping[str, Any] | None:
-    """Return a case's evidence; `lost` is the reason where it cannot be read, None before it is collected."""
+    """Return a case's evidence, None before it is collected. `lost` has the error of reading it."""
     try:
         return None if case.evidence_file is None else read_evidence(store, case.evidence_file)
     except (ArtifactError, DependencyUnavailableError) as error:

@@ -75,9 +75,9 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
     of several readings at the same time the first counts. `tau` is in seconds.
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
-    (IEEE Std 1139), overlapping: a pair begins at every reading, which for evenly spaced data is Riley, NIST SP 1065
-    (2008), eq. 11. Each mean uses its own dt, so that irregular times add nothing
-    and a constant frequency offset still cancels; a gap only reduces the number of terms.
+    (IEEE Std 1139). Pairs overlap, because one begins at every reading: with evenly spaced data, this is eq. 11 of
+    Riley, NIST SP 1065 (2008). Each mean uses its own dt, so that irregular times add nothing and a constant frequency
+    offset still cancels; a gap only reduces the number of terms.
     """
     at, first = np.unique(at, return_index=True)
     error = error[first]
@@ -100,8 +100,8 @@ def _nearest(
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the index of the reading nearest to each time, and whether it is near enough.
 
-    Times after the last reading never count, however near, because evenly spaced data would have more terms than the
-    published estimator.
+    Times after the last reading never count, however near. Otherwise, evenly spaced data would have more terms than
+    the published estimator.
     """
     after = np.clip(np.searchsorted(at, times), 0, at.size - 1)
     before = np.maximum(after - 1, 0)

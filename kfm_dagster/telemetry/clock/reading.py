@@ -59,8 +59,8 @@ class ClockReading:
 def clock_id() -> str:
     """Return the id of this kernel's clock since boot; `unknown` where the kernel has none.
 
-    Containers of a machine share its clock and this id; workers of a database do not share a clock, and none may
-    trust another's readings. The id is random and reveals nothing about the machine.
+    Containers of a machine share its clock and this id. Workers on other machines have other clocks, and must not use
+    this clock's readings. The id is random and reveals nothing about the machine.
     """
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or "unknown"
@@ -122,9 +122,9 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
     A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
     whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
     another service may keep. Two readings count, if within `tau_calib` of the start: the latest deciding reading of the
-    kernel, and that of all servers together. Either can refute the clock, and one calibration suffices.
+    kernel, and the latest of any server. Either can refute the clock, and one calibration suffices.
 
-    The order of measurement counts instead of `at`, because a corrected clock that was ahead has future readings.
+    The order of measurement counts, not `at`: a clock that was ahead has readings with future times once corrected.
     """
     fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rule.tau_calib]
     latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rule)}

@@ -1,8 +1,8 @@
 """Sources of clock readings: the kernel, and the Date of the answer to a HEAD request.
 
-The kernel has the state that a time service set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads
-it, changes nothing and needs no privilege. Belongs here: requests, and the meaning of an answer. Without this call, or
-if a sandbox refuses it, the state is unknown; a server that does not answer, or answers from a cache, gives no reading.
+A time service (chrony, ntpd, systemd-timesyncd) sets the kernel's state. adjtimex(2) with `modes = 0` reads this state,
+changes nothing and needs no privilege. Where the call is missing, or a sandbox refuses it, the state is unknown. A
+server that does not answer, or answers from a cache, gives no reading. Belongs here: requests, the meaning of answers.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def adjtimex() -> tuple[int, NtpState] | None:
 def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None] = adjtimex) -> ClockReading:
     """Return the kernel's reading of its clock.
 
-    The uncertainty is its maximum error, which grows by 500 ppm between two updates of the time service; the estimated
-    error is not a bound, and some services leave it 0. The offset of an unsynchronised clock is meaningless.
+    The uncertainty is the kernel's maximum error, which grows by 500 ppm between two updates of the time service. The
+    kernel's estimated error is not a bound, and some services leave it 0. The offset of an unsynchronised clock is
+    meaningless.
     """
     if (result := ask()) is None:
         return ClockReading(at=at, source=KERNEL, state=ClockState.UNKNOWN)
@@ -78,7 +79,7 @@ def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None]
 _LOG = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 3.0
-"""Timeout of connecting and of answering, because a later Date would be too uncertain."""
+"""Timeout of connecting, and of answering; a later Date would be too uncertain."""
 DATE_RESOLUTION_SECONDS = 1.0
 """An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers truncate the fraction."""
 
@@ -104,7 +105,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
     """Return the reading of a Date that a server set between `sent_at` and `received_at`.
 
     The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
-    a text that is not a date, and for an answer before its request, because the clock was set back meanwhile.
+    a text that is not a date, and for an answer that precedes its request: the clock was set back meanwhile.
     """
     if received_at < sent_at:
         raise ValueError("the clock was set back while an answer was on its way")
