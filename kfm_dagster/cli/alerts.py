@@ -51,7 +51,7 @@ def list_() -> None:
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
     """Acknowledge an alert: it is not sent again, unless it still fires after its escalation time.
 
-    Exit code 3 when it does not fire, 2 when there is none.
+    Exit code 3 if the alert does not fire, 2 if there is no such alert.
 
     Example: kfm alerts ack 12 --reason "a radar was moved, its contract follows today"
     """

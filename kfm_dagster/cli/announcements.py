@@ -88,7 +88,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # Of several datasets that write into a Collection, only its owner.
+            # Each Collection once, by its owner: several datasets may write into one Collection.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused

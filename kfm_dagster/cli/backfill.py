@@ -64,7 +64,7 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
     settings = Settings.load()
-    # A dry run opens a registry of all datasets.
+    # Checked here, because a dry run opens a registry of all datasets, also of those not followed.
     followed = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
     for dataset in datasets:
         _ = followed[dataset]

@@ -35,8 +35,8 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 def clock(*, ask: bool, as_json: bool) -> int:
     """Show this machine's clock, and whether stages may write by it.
 
-    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not. If a store does
-    not answer, it is named, and the kernel and earlier records decide.
+    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not. A store that does
+    not answer is named; then the kernel and earlier readings decide.
 
     Example: kfm clock --ask --json
     """

@@ -17,7 +17,7 @@ def console(*, host: str, port: int) -> None:
     """Serve the console, its JSON API, metrics and health checks.
 
     GET / shows the deployment's problems and next steps; every number leads to its units, every unit to its history.
-    GET / and GET /validate answer browsers with pages, others with JSON; ?format= selects either. GET /metrics is for
+    GET / and GET /validate answer browsers with pages, other clients with JSON, or by ?format=. GET /metrics is for
     Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Everyone who reaches the
     address may read; decisions (release, discard, retry, kill switch, replays) need a token of KFM_CONSOLE_TOKENS.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.rehearsal import Rehearsal
 
 SHOWN_CHARACTERS = 160
-"""Characters shown of a property; a reference system as WKT has a thousand, three times an Item. `--json` has all."""
+"""Characters shown of a property; an Item may have three reference systems as WKT, of a thousand characters each."""
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
@@ -166,9 +166,9 @@ def registry() -> None:
 def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
     """Print the differences between the contracts in force and the registry's files, one per line.
 
-    It compares topics, buckets, regions and licences, and reports sentences that retire data, and NOAA's topics that
-    no contract takes, unless registry-exceptions.yaml has them. DIR has the YAML files; nothing is fetched. Exit code 0
-    without a difference, 4 with any, 2 for unreadable files.
+    It compares topics, buckets, regions and licences. It also reports sentences that retire data, and NOAA's topics
+    without a contract, unless registry-exceptions.yaml lists them. DIR has the YAML files; nothing is fetched. Exit
+    code 0 without a difference, 4 with any, 2 for unreadable files.
 
     Example: kfm registry check open-data-registry/datasets --json
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.configuration import Configuration
 
 EXAMPLES = 2
-"""Findings of a cause that are shown; `--json` has all."""
+"""Findings shown for each cause; `--json` has all."""
 
 
 @click.command()

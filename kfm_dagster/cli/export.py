@@ -116,9 +116,9 @@ def graph(*, out: Path | None, as_json: bool) -> None:
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
-    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings'.
+    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings' key.
 
-    A key created for it is reported on stderr. Raises KfmError without having written anything.
+    A key that is created for the bundle is reported on stderr. Raises KfmError without having written anything.
     """
     settings = Settings.load()
     with opened_pipeline(settings, read_only=True) as pipeline:
@@ -126,7 +126,7 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
         folder = (out or settings.home / "exports").absolute() / BUNDLE
         refuse_foreign(folder)
         refuse_unwritable(folder, "the export", "name another folder with --out")
-        # After all that may refuse, so that a key is created only for a release to sign.
+        # After everything that may refuse the release, so that no key is created for a refused release.
         signer = open_signer(settings, key)
         if signer.created is not None:
             click.echo(

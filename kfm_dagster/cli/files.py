@@ -13,7 +13,7 @@ from kfm_dagster.errors import ConfigurationError
 
 
 class NewFile(click.Path):
-    """Path of a file to write, in an existing folder. A file that people edit (`edited`) replaces no other."""
+    """Path of a file to write, in an existing folder. If people edit the file (`edited`), it must be new."""
 
     def __init__(self, *, edited: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=False, writable=True)

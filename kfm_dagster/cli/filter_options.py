@@ -33,7 +33,7 @@ limit_option = click.option(
 
 
 def lists(view: View, *, next_step: str = "") -> Callable[[Callable[[], None]], Callable[..., None]]:
-    """Return a decorator that makes a view's list command of a function with only a help text."""
+    """Return a decorator that turns a function with only a help text into a view's list command."""
 
     def decorated(command: Callable[[], None]) -> Callable[..., None]:
         @filter_options(view)

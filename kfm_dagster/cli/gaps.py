@@ -21,7 +21,7 @@ CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
-"""Rows without pages; more hours than the products of all datasets have in a year."""
+"""Maximum rows, because the command has no pages; more than the hours of all datasets' products in a year."""
 UNFOLLOWED = "nothing is expected yet: only after a product's first live object, and not in a demo (docs/gaps.md)"
 
 

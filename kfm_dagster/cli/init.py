@@ -37,9 +37,9 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     """Create or migrate both databases, and mark the stores.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
-    also concurrently. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
-    the role that the DSN names, which then owns the tables. With --role, it also creates that role if missing, without
-    a password; a deployment under it migrates nothing. --retention-role does the same for the role of
+    also concurrently. It creates local folders, but no queues or buckets. On PostgreSQL it works as the role that the
+    DSN names, which then owns the tables. With --role, it also creates that role if missing, without a password; a
+    deployment that works as this role migrates nothing. --retention-role does the same for the role of
     KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is installed or upgraded in that database.
 
     Example: kfm init --role kfm_deployment

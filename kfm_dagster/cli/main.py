@@ -2,7 +2,7 @@
 
 Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
 the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
-each summary from the module's source, where click would import every module for its first line.
+each summary from the module's source, whereas click would import every module for one line.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ SHOWN = {
 }
 """Commands that `kfm --help` lists, by heading."""
 _NOT_SHOWN = ("announcements", "clock", "cloud", "mcp", "registry", "stac")
-"""Commands of optional followers, of programs and of those who write contracts; their guides describe them."""
+"""Commands for optional followers, for programs and for authors of contracts; the guides describe them."""
 _PLACES = {
     "cloud": "demo:cloud",
     "drain": "running:drain",
@@ -222,7 +222,7 @@ def _refuse(error: KfmError, name: str) -> NoReturn:
 
 
 def _unwritten() -> DependencyUnavailableError | None:
-    """Return the refusal where standard output takes not even a line end, else None."""
+    """Return a refusal if standard output does not take even a line end, else None."""
     try:
         click.echo()
     except OSError as error:

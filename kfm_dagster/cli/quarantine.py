@@ -1,7 +1,7 @@
 """`kfm retry`, and the commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding.
 
-A decision applies to all its units, or to none if a version has changed. The governance log records it. Failed
-units are replayed by a running deployment, at its pace; quarantined units are released at once. Does not belong here:
+A decision applies to all its units, or to none if a version has changed. The governance log records the decision.
+A running deployment replays failed units in batches; quarantined units are released at once. Does not belong here:
 collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
 """
 
@@ -283,7 +283,7 @@ def _show_outcome(
 
 
 def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None:
-    """Print a case with its evidence; `bundle` is None before it is collected."""
+    """Print a case with its evidence; `bundle` is None before the evidence is collected."""
     show_fields({name: value for name, value in row.items() if value is not None})
     if bundle is None:
         click.echo("evidence: not collected yet; the next tick of the sensor nodd_ledger requests it")

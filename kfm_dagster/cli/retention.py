@@ -52,7 +52,7 @@ def run(*, actor: str | None, as_json: bool) -> None:
 
     Example: kfm retention run
     """
-    # Before the stores are opened, which creates their folders.
+    # Before the stores are opened, because opening creates their folders.
     who = Decision(actor=actor_of(Settings.load(), actor), reason=REASON).actor
     with _opened(writing=True) as pruning:
         _show(pruning.run(actor=who), "removed", policy=pruning.policy, as_json=as_json)

@@ -70,7 +70,7 @@ def ui(*, port: int, cloud: str) -> None:
         raise ConfigurationError(
             "the port is taken", observed=port, expected="a free port", next_step="kfm ui --port with another number"
         )
-    # Checked here: each tick of the daemon would refuse it, unseen in its log.
+    # Checked here, because a wrong configuration would show only in the daemon's log, at each tick.
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
@@ -150,7 +150,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
 
 
 def free_console_port(port: int) -> int:
-    """Return the port after the page's, or a free port where another console uses that."""
+    """Return the port after the page's port, or a free port if that port is taken."""
     return free_port() if accepts(port + 1) else port + 1
 
 
@@ -161,7 +161,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
     """Ingest the queue until it is empty, then stop.
 
     Starts a daemon and a code server of its own. Also waits until running replays have ended and running backfills are
-    listed; names days that a kill switch holds.
+    listed. Prints the days of backfills that a kill switch holds back.
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
@@ -203,9 +203,9 @@ def _echo_aside(line: str) -> None:
 def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:
     """Ingest within seconds of a message, until stopped.
 
-    Works beside sensors and runs until SIGTERM or Ctrl-C. It shares the work by the ledger's claims, and shows in
-    Dagster as materialisations without a run. Ends after the current batch; killed at any moment, it loses and
-    duplicates nothing (docs/worker.md).
+    Works until SIGTERM or Ctrl-C, then ends after the current batch. Sensors and Dagster's runs may work at the same
+    time: the ledger's claims divide the work. Dagster shows batches as materialisations without a run. If the worker is
+    killed, nothing is lost or duplicated (docs/worker.md).
 
     Example: kfm worker --json
     """
@@ -223,7 +223,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
             )
             collect_rarely()
 
-            # The first signal ends it after the current batch, the second immediately.
+            # The first signal ends the worker after the current batch, the second immediately.
             def stop(number: int, frame: FrameType | None) -> None:
                 if resident.stopping:
                     signal.default_int_handler(number, frame)

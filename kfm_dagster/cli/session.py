@@ -20,7 +20,8 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
     """
     settings = settings or Settings.load()
     if not read_only:
-        # Opening to write would create a ledger in any database that KFM_WAL_DSN names. An older ledger is upgraded.
+        # First read-only: opening to write would create a ledger in any database that KFM_WAL_DSN names. An older
+        # ledger is upgraded.
         with suppress(SchemaVersionError):
             Database.open(settings.database_url, read_only=True).dispose()
     with closing(Pipeline.open(settings, read_only=read_only)) as opened:

@@ -59,7 +59,7 @@ def status(*, as_json: bool) -> None:
 def check(*, collections: Sequence[str], as_json: bool) -> int:
     """Compare the API with the catalog: counts and content hashes of each day. Changes nothing.
 
-    Exit code 4 when they differ, with the places. During an ingest, changes that are not yet followed differ.
+    Exit code 4 when they differ, with the days. During an ingest, changes that the API lacks so far count as different.
 
     Example: kfm stac check --collection goes-abi
     """

@@ -1,9 +1,10 @@
 """Tables of the commands: a row of a list is one line, and foreign texts are never read as markup.
 
 In a terminal, and in a pipe where COLUMNS is set, a table has that width. A list shows UUIDs by a prefix that every
-command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: those without
-values, and the last ones. A table of `whole` values folds prose between words instead, so that its commands and errors
-can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole values, for grep.
+command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: first columns
+without values, then the last columns. A table of `whole` values folds prose between words instead, so that its commands
+and errors can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole values,
+for grep.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _without_json(context: click.Context, _: click.Parameter, ids: bool) -> bool
     return ids
 
 
-# Eager, so that --ids sees it wherever it is typed.
+# Eager, so that --ids sees also a --json that is typed after it.
 rows_as_json = click.option("--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line.")
 object_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="Only the ids, one per line, for xargs.")
@@ -53,7 +54,7 @@ ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="O
 def list_command(
     *columns: str, ids_of: str | None = None
 ) -> Callable[[Callable[..., Iterable[Any] | None]], Callable[..., None]]:
-    """Return a decorator that makes a list command, with --json and --ids, of a function that returns rows.
+    """Return a decorator that turns a function returning rows into a list command with --json and --ids.
 
     `ids_of` is the column of the ids, by default the first. A function that returns None has printed its answer.
     """
@@ -130,7 +131,7 @@ def show_section(title: str, rows: Sequence[Any], columns: Sequence[str], *, who
 
 
 def show_folded(head: str, text: str) -> None:
-    """Print a text after `head`, its further lines below its first."""
+    """Print a text after `head`; further lines are indented to the start of the text."""
     click.echo(
         textwrap.fill(
             text,
@@ -198,7 +199,7 @@ def _cut(columns: Sequence[_Column], width: int) -> list[_Column]:
         if _excess(columns, width) > 0:
             column.shorten_uuids()
     kept = list(columns)
-    # Columns without a value other than zero go first.
+    # Columns that have only zeros and empty values are left out first.
     spare = sorted(columns[:0:-1], key=lambda column: any(cell.strip("0") for cell in column.cells))
     while spare and columns[0].width + sum(column.least + 2 for column in kept[1:]) + 3 > width:
         kept.remove(spare.pop(0))

@@ -1,6 +1,6 @@
 """Drain: run until the queue is empty, units are terminal, and bulk work and beams are done.
 
-Belongs here: the outcome of every unit, too. Does not belong here: its display (`cli/demo.py`).
+Belongs here: also the outcome of every unit. Does not belong here: displaying outcomes (`cli/demo.py`).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def report_held_days(ledger: Ledger, report: Callable[[str], None]) -> None:
 
 
 def flush_lineage(lineage: Lineage, report: Callable[[str], None]) -> None:
-    """Publish the lineage of the last steps, because no sensor does once a deployment has ended."""
+    """Publish the lineage of the last steps, which no sensor publishes once a deployment has ended."""
     if (error := lineage.flush()) is not None:
         report(f"lineage waits for its backend: {error}")
 

@@ -39,8 +39,8 @@ STOP_SECONDS = 20
 WINDOW_POLL_SECONDS = 5.0
 """Interval of looking up the partitions' first day, which a backfill may have lowered."""
 PORTS = range(20_000, 30_000)
-"""Below the ports of outgoing connections (Linux: from 32,768). A client that connects to such a port before a server
-listens there may be connected to itself, and read its own request as the answer."""
+"""Below the ports of outgoing connections (Linux: from 32,768). If a server's port were one of those, a client that
+connects before the server listens might be connected to itself, and read its own request as the answer."""
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 300.0
 """MAX_DEATHS deaths within this time show a fault that a restart does not repair."""
@@ -116,7 +116,7 @@ class Deployment:
             encoding="utf-8",
         )
         self._first_day = self._stored_first_day()
-        # Before any part opens the home, because two processes that create Dagster's tables at once both fail.
+        # Before any part opens the home, because two processes that create Dagster's tables at the same time both fail.
         self._prepare_storage()
         # `dagster code-server start` is not used: its proxy outlives a killed server, without restart or report.
         self._spawn(

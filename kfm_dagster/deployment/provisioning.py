@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 
 QUEUE_RETENTION = 7 * 86_400
-"""Seconds; shorter than the DLQ's, because a dead letter's age counts from when it was first sent."""
+"""Seconds; shorter than the DLQ's, because a dead letter's age counts from its first sending."""
 DLQ_RETENTION = 14 * 86_400
 """Seconds; SQS's maximum."""
 LEASE_MARGIN_SECONDS = 60
 """A lease lasts a minute longer than a message stays hidden."""
 MAX_PREFIXES = 37
-"""SNS multiplies a filter's values by their depth, 4 here, and allows 150 (SNS developer guide, filter policies)."""
+"""SNS multiplies the number of a filter's values by their depth, 4 here; the product may be 150 (SNS developer guide,
+filter policies)."""
 READ = ("sqs:GetQueueUrl", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:DeleteMessage")
 """Actions of a queue's reader; receiving also needs ChangeMessageVisibility, and a redrive SendMessage."""
 WORK = (*READ, "sqs:ChangeMessageVisibility", "sqs:SendMessage")
@@ -287,7 +288,7 @@ def _subscribed(sns: SNSClient, topic: str, queue_arn: str) -> str | None:
 def _same(current: str | None, planned: str) -> bool:
     if current is None or not planned.startswith("{"):
         return current == planned
-    # SQS gives a number of a policy back as a number or as text.
+    # SQS returns a number in a policy as a number or as text.
     return {key: str(value) for key, value in json.loads(current).items()} == {
         key: str(value) for key, value in json.loads(planned).items()
     }

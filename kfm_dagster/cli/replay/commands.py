@@ -179,7 +179,7 @@ def pause(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 @decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
-    """Resume a paused or stopped replay; differing results until now no longer stop it.
+    """Resume a paused or stopped replay; results that have differed until now do not stop it again.
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """

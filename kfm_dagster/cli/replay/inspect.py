@@ -76,7 +76,7 @@ def inspect(
 
 
 def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
-    """Return differing results, newest first: all, or those of a replay without approval."""
+    """Return differing results, newest first: all, or a replay's results that were not approved."""
     ledger = engine.pipeline.ledger
     if replay_run_id is None:
         return ledger.mismatches(limit=rows)

@@ -1,1 +1,1 @@
-"""`kfm doctor`: read-only checks of a deployment, with a next step by finding (BEY-11)."""
+"""`kfm doctor`: read-only checks of a deployment; each fault has its next step (BEY-11)."""

@@ -203,7 +203,7 @@ BROKER = "KFM_CELERY_BROKER"
 ANSWER_SECONDS = 3.0
 """Workers answer within milliseconds unless all their processes wait for a processor."""
 LATE = ("task_acks_late", "task_reject_on_worker_lost")
-"""Without both, Redis counts a step as done once a worker has received it."""
+"""Settings of a worker. Without both, Redis counts a step as done once a worker has received it."""
 
 
 def check_broker(address: str) -> Iterator[Diagnosis]:

@@ -197,7 +197,7 @@ def check_senders(
     answers: Callable[[str], bool] | None = None,
     now: datetime | None = None,
 ) -> Iterator[Diagnosis]:
-    """Check stored certificates, else that hosts answer. Raises KfmError for a wrong setting."""
+    """Check for a valid stored certificate, else that hosts answer. Raises KfmError."""
     if not settings.verifies_signatures:
         yield from _unverified(settings)
         return
@@ -280,7 +280,7 @@ def check_clock(
 
 
 def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
-    """Return the recorded readings; none without a ledger, which is another finding."""
+    """Return the recorded readings; none without a ledger, whose absence another check reports."""
     with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:
         database = Database.open(settings.database_url, read_only=True)
         stack.callback(database.dispose)

@@ -138,7 +138,7 @@ def _newest(place: str, now: datetime) -> Diagnosis:
 
 def _times(place: str) -> Iterator[datetime]:
     if "://" not in place:
-        # Opening it as a store would create the folder.
+        # Not opened as a store, because this would create the folder.
         for file in Path(place).rglob("*"):
             if file.is_file():
                 yield datetime.fromtimestamp(file.stat().st_mtime, UTC)
