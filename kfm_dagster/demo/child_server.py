@@ -1,8 +1,8 @@
 """A server as a child process: started on a free loopback port, awaited, fully stopped.
 
-The child binds port 0 itself and prints the port that the system gave it as its first line, so that no other process
-can take the port in between. It ends when its standard input ends, so that it never outlives its parent, not even a
-killed parent. Does not belong here: the servers and their use.
+The child itself binds port 0, and its first line of output is the port that the system chose. So no other process can
+take the port in between. The child ends when its standard input ends, so that it never outlives its parent, even if the
+parent is killed. Does not belong here: the servers and their use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChildServer:
         folder: Path | None = None,
         next_step: str | None = None,
     ) -> None:
-        """`next_step` is the advice when it does not start."""
+        """`next_step` is the advice if the child does not start."""
         self.name = name
         self._command = list(command)
         self._environment = dict(environment)

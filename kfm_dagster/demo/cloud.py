@@ -100,7 +100,7 @@ class EmbeddedCloud:
     def environment(self) -> dict[str, str]:
         """Variables that point boto3, obstore and `Settings` of another process at this cloud.
 
-        A process with these variables, and no other, trusts this cloud's signatures, and refuses all other signatures.
+        Only a process with these variables trusts this cloud's signatures; it refuses all other signatures.
         """
         return {
             **aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq),

@@ -25,7 +25,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
-"""Objects of a family, except OISST, whose day has a preliminary object, which the final object replaces."""
+"""Objects of a family. OISST has fewer: the day's preliminary object, and the final object that replaces it."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _FLUXES = {"lead": 6, "product": "sfluxgrb", "resolution": ""}
 _CLIMATE = [{"lead": 6 * number, "member": f"{number:02}"} for number in (1, 2, 3, 4)]
@@ -40,7 +40,7 @@ _RAP: list[dict[str, Any]] = [
     {"lead": 3, "product": "wrfprs"},
 ]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
-"""Sites and products that the contract lists, too; a TDWR is the last."""
+"""Sites and products, all listed in the contract; the last site is a TDWR."""
 
 
 def _indexed(
@@ -50,7 +50,7 @@ def _indexed(
     *,
     since: date = date.min,
 ) -> Samples:
-    """Return samples of a model's run, which is not before `since`, each with its index beside it."""
+    """Return samples of a model's run, not earlier than `since`, each with its index beside it."""
 
     def samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
         for chosen in options[:count]:

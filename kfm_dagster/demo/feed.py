@@ -4,9 +4,9 @@ Belongs here: the S3 event record, the chunk feed's message, the publishing, a f
 wrong. Does not belong here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads
 the queue.
 
-Events are made here, because moto's bucket notifications have the present time, and escape the slashes of a key, which
-S3 does not. Everything in an event follows from the object and its key, so that the same objects published again are
-announced with the same ETags, event times and sequencers.
+Events are made here, because moto's bucket notifications have the present time and, unlike S3, escape the slashes of a
+key. Everything in an event follows from the object and its key. So objects that are published again are announced with
+the same ETags, event times and sequencers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ObjectEvent:
 
     @property
     def sequencer(self) -> str:
-        """Hexadecimal text that grows with time, as S3's: ten digits of seconds, eight below."""
+        """Hexadecimal text that grows with time, like S3's: ten digits of seconds, eight of nanoseconds."""
         moment = self.event_time.astimezone(UTC)
         return f"{int(moment.timestamp()):010X}{moment.microsecond * 1000:08X}"
 
@@ -169,7 +169,7 @@ class Feed:
         return sum(len(messages) for messages in by_topic.values())
 
     def announce_together(self, events: Iterable[ObjectEvent]) -> None:
-        """Publish a message with all events, as S3 may send. The first event's bucket gives the topic."""
+        """Publish one message with all events, as S3 may do, through the topic of the first event's bucket."""
         listed = list(events)
         self._publish(topic_of(self._registry, listed[0].bucket), [_notification(listed)])
 
@@ -238,7 +238,7 @@ class Feed:
         )
 
     def store_folder(self, folder: Path) -> None:
-        """Store every file `folder/<bucket>/<key>` of a contract's bucket; announce none. An absent folder has none."""
+        """Store every file `folder/<bucket>/<key>` of a contract's bucket, unannounced; the folder may be missing."""
         for path, bucket, key in _files(folder):
             if key and bucket in self._registry.buckets:
                 with path.open("rb") as file:
@@ -247,7 +247,7 @@ class Feed:
     def _day_of(self, contract: DatasetContract, key: str) -> date:
         """Return a data key's day. Raises InvalidKeyTimeError for an impossible day."""
         match = self._registry.grammars[contract.id].match(key, datetime.now(UTC))
-        if match is None:  # the route is DATA by the same pattern
+        if match is None:  # not reached, because the same pattern made the route DATA
             raise InvalidKeyTimeError(f"{key} is not a data key of {contract.id}")
         return match.start.date()
 
@@ -346,9 +346,9 @@ def chunk_notification(event: ObjectEvent) -> str:
 
 
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
-    """ARN of the topic that announces a bucket: its contracts' topic with the bucket's number.
+    """Return the ARN of the topic that announces a bucket: of its contracts' topics, that with the bucket's number.
 
-    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket without contract or without topic.
+    `noaa-goes18`: NewGOES18Object. Raises ConfigurationError for a bucket without contract or without topic.
     """
     contracts = registry.buckets.get(bucket)
     if contracts is None:

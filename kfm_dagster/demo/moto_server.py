@@ -1,13 +1,13 @@
 """moto's server as the child process of `cloud.py`: `python -m kfm_dagster.demo.moto_server`.
 
-Belongs here: only code that must run inside that process. It listens on a free loopback port, prints it, and ends when
-its standard input does.
+Belongs here: only code that must run inside that process. The process listens on a free loopback port, prints the port,
+and ends when its standard input ends.
 
 It corrects four things of moto 5.2, each by name, so that the demo and the tests see the behaviour of AWS:
 
 - *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
-  a subscription under the account that made it and publishes only to those filed under the topic's account, so nothing
-  crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to their accounts.
+  a subscription under the account that made it, and publishes only to subscriptions under the topic's account. So no
+  message crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to these.
 - *Atomicity.* moto's queue is not safe between threads: a delete drops a message that arrives meanwhile, and two
   receives return the same message. A lost message would look like a bug of the pipeline. Here a lock covers each step.
 - *Signatures.* moto makes a certificate for every message, at a URL of AWS, and leaves the Subject out of the text that

@@ -30,9 +30,9 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A person watches the demo, so ticks and retries come after seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A demo has some objects of a day, samples or the user's, but no whole day, unless the user sets this.
+    # A demo has a part of a day's objects, samples or the user's. The user may set this for a whole day.
     "KFM_FEED": FeedKind.SAMPLE,
-    # The objects are not of today, and a backfill lists the days that no topic announces (`feed_demo`).
+    # Listings are of today, but the objects are older; a backfill lists unannounced days (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
     # The default port of `kfm console`.
     "KFM_CONSOLE_URL": "http://127.0.0.1:3001",
@@ -143,7 +143,7 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datas
 
 
 def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
-    """Publish a folder, whose days become partitions before a message is received; list unannounced days."""
+    """Publish a folder, make its days partitions before a message is received, and list unannounced days."""
     published = feed.from_folder(objects)
     serve_folder(pipeline.settings.home, objects)
     if published.first_day is not None:
@@ -154,7 +154,7 @@ def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
 
 
 def begin_with(window: PartitionWindow, day: date) -> None:
-    """Lower the partition window to a day of the demo's objects."""
+    """Extend the partition window back to a day of the demo's objects."""
     with window.database.transaction() as tx:
         window.lower(day, actor="kfm demo", reason="objects of the demo", tx=tx)
 

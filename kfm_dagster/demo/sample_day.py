@@ -24,7 +24,7 @@ SAMPLE_DAY = date(2025, 4, 2)
 """A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
 
 DATASETS = frozenset({"goes-abi", "hrrr", "nexrad-l2"})
-"""Datasets of the samples; the demo's deployment follows no other one, unless it ingests others."""
+"""Datasets of the samples. The demo follows only these, unless it ingests objects of others."""
 MENDED = "samples-mended"
 """File in the data root; if it exists, the spoilt samples are stored whole."""
 FOLDERS = "samples-folders"
@@ -93,7 +93,7 @@ class PublishedSamples:
     together: tuple[str, ...]
     """The members of `objects` that were announced in one message."""
     malformed: str
-    """Body of the message that is no JSON."""
+    """Body of the message that is not JSON."""
     messages: int
 
 
@@ -142,9 +142,10 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
 
 
 def serve_samples(feed: Feed, *, environment: Mapping[str, str], home: Path) -> None:
-    """Store for `kfm ui` the samples, the spoilt ones whole after mend_samples, and the demos' folders; announce none.
+    """Store the samples and the demos' folders for `kfm ui`, without announcing them.
 
-    `environment` are the variables that point clients at the feed's cloud.
+    After `mend_samples`, the spoilt samples are stored whole. `environment` has the variables that point clients at the
+    feed's cloud.
     """
     mended = (home / MENDED).exists()
     for item in sample_objects():

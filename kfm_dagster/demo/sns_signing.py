@@ -59,7 +59,7 @@ class SnsSigner:
         """Files that the server returns, by path."""
 
     def signed(self, message: Mapping[str, str], *, base_url: str) -> dict[str, str]:
-        """Return an SNS message with its signature, whose certificate is below that URL."""
+        """Return an SNS message with its signature; the certificate is below `base_url`."""
         lines = [line for name in SIGNED_FIELDS[message["Type"]] if name in message for line in (name, message[name])]
         text = "".join(f"{line}\n" for line in lines).encode()
         signature = self._key.sign(text, padding.PKCS1v15(), hashes.SHA1())  # noqa: S303, as SNS does

@@ -1,7 +1,7 @@
 """CFS samples: small GRIB2 objects of fluxes with the model's keys, Gaussian grid and index sidecars.
 
 Belongs here: deterministic objects for the demo and tests. Does not belong here: real data, nor how a message is
-written (`grib2_messages.py`). Leads are fewer than NCEP publishes: to ten days.
+written (`grib2_messages.py`). Leads end at ten days; NCEP publishes more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make_cfs(*, run: datetime, lead: int, member: str = "01") -> tuple[str, byte
     utc = full_hour(run)
     if utc.hour not in CYCLES or lead not in LEADS or member not in MEMBERS:
         raise ValueError(f"no CFS key for a run at {utc:%H} UTC, lead {lead}, member {member!r}")
-    # Members of a run differ by an eighth.
+    # The values of a run's members differ by an eighth.
     fields = [replace(field, value=field.value + int(member) / 8) for field in _FIELDS]
     steps = [(field, over_hours(lead - 6, lead, "ave") if field.accumulated else at_hour(lead)) for field in fields]
     messages = ((field, step, message(field, step, run=utc, origin=_ORIGIN, grid=_GRID)) for field, step in steps)

@@ -73,8 +73,8 @@ def make_ghcn_daily_csv(rows: list[list[str]], *, name: str) -> tuple[str, bytes
 
 
 def make_ghcn_daily_parquet(rows: list[list[str]], *, year: int, element: str) -> tuple[str, bytes]:
-    """Return key and content of the rows of an element, whose column is in the key alone."""
-    # Imported here, because it takes 40 ms that no other sample needs.
+    """Return key and content of an element's rows; the key names the element, no column does."""
+    # Imported here, because the import takes 40 ms, and no other sample needs it.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -89,7 +89,7 @@ def make_ghcn_daily_parquet(rows: list[list[str]], *, year: int, element: str) -
 
 
 def ghcn_hourly_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` stations: the period of record, and every second time the year."""
+    """Yield `count` objects (bucket, key, content): for each station its period of record, then its year."""
     for index in range(count):
         yield HOURLY_BUCKET, *make_ghcn_hourly(sample_station(index // 2), until=day, of_year=bool(index % 2))
 

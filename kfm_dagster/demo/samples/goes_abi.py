@@ -36,7 +36,7 @@ def make_goes_abi(
 
     `product` is the name in the key, with region: `ABI-L1b-RadF`, `ABI-L2-CMIPC`, `ABI-L1b-RadM1`, `ABI-L2-MCMIPM2`.
     `band` is 1 to 16, None for MCMIP. `start` is aware; a later `created` makes a re-issue of the same scan. If
-    `drawn`, an image has values for a picture, of MCMIP that of band 13.
+    `drawn`, the image has values for a picture (in MCMIP only the image of band 13).
 
     Raises ValueError for a product, satellite or band that does not exist.
     """

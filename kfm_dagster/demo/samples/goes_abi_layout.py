@@ -1,7 +1,7 @@
 """Layout of a sample ABI file: NOAA's dimensions, variables, attributes, scene geometry.
 
-Belongs here: names and numbers of the format. Does not belong here: times and keys (`goes_abi.py`), what files of other
-instruments have, too (`goes_template.py`).
+Belongs here: names and numbers of the format. Does not belong here: times and keys (`goes_abi.py`), parts that files of
+other instruments share (`goes_template.py`).
 
 Names, units and types: GOES-R Product Definition and Users' Guide (PUG), volume 3 section 5.1.3 and volume 5 section
 5.1.3. Scan angles are in radians.
@@ -81,7 +81,7 @@ _DISC = 0.3036
 _DRAWN_BAND = 13
 """Band of the drawn image among the 16 of MCMIP."""
 _DRAWN_FROM, _DRAWN_STEP = 1600, 12
-"""Stored values of a drawn image: of its lowest level, and between levels."""
+"""Stored value of the lowest level of a drawn image, and difference of the next level."""
 _DRAWN_UNITS = {"CMI": ("K", 0.06145332, 89.62), "Rad": ("W m-2 sr-1 um-1", 0.15859237, -20.28991)}
 """Unit, scale and offset of a drawn image: those of band 13's temperatures and of band 2's radiances."""
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
@@ -190,7 +190,7 @@ def _draw(file: h5py.File, name: str, scene: Scene, step: float) -> None:
     east = scene.west + (np.arange(columns) + 0.5) * step
     for first in range(0, rows, _CHUNK):
         part = north[first : first + _CHUNK]
-        # Positions of the full disc, so that the scenes of a satellite show the same.
+        # Positions relative to the full disc, so that all scenes of a satellite show the same pattern.
         levels = waves(0.5 + part / _DISC, 0.5 + east / _DISC).astype("<i2")
         is_earth = part[:, None] ** 2 + east[None, :] ** 2 < (_DISC / 2) ** 2
         pixels[first : first + _CHUNK] = np.where(is_earth, _DRAWN_FROM + _DRAWN_STEP * levels, np.int16(-1))

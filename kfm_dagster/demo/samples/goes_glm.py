@@ -29,7 +29,7 @@ from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, dimension, f4
 
 FILES_A_DAY = 4320
 MOST_FLASHES = 3
-"""Most flashes in a file of `goes_glm_samples`; the fewest are none."""
+"""Files of `goes_glm_samples` have from none to this number of flashes."""
 
 _PRODUCT = "GLM-L2-LCFA"
 _SECONDS = 20
@@ -38,7 +38,7 @@ _GROUPS, _EVENTS = 2, 3
 _HALF_FIELD_OF_VIEW = 66.56
 """Degrees to each side of the sub-satellite point, as the files state it."""
 _STEP = 0.00203128
-"""Degrees that a packed coordinate counts."""
+"""Degrees of a unit of a packed coordinate."""
 _OFFSETS = {"scale_factor": 0.00038147561, "add_offset": -5.0, "_Unsigned": "true", "standard_name": "time"}
 _ENERGY = {"add_offset": 2.8515e-16, "_Unsigned": "true", "units": "J", "standard_name": "lightning_radiant_energy"}
 _AREA = {"scale_factor": 152601.86, "add_offset": 0.0, "_Unsigned": "true", "units": "m2"}

@@ -30,7 +30,7 @@ _PLACEHOLDERS = {
     "date_created": b"<date_created........>",
     "id": b"<id................................>",
 }
-"""Texts as long as the values that replace them, which occur nowhere else in a file."""
+"""Texts as long as the values that replace them; each text occurs once in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them.
 Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant
-field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it as any
-other.
+field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it like
+any other field.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """When a field is valid: a time after the run in a unit (code table 4.4); sums cover a `length` from then.
+    """When a field is valid: a time after the run in a unit (code table 4.4), from which sums cover a `length`.
 
     The length is in the same unit; `statistic` is of code table 4.10.
     """
@@ -142,14 +142,14 @@ def lat_lon_grid(
 ) -> GridSection:
     """Build template 3.0, rows from north to south; points (latitude, longitude) and step in microdegrees.
 
-    `angle` is the basic angle and its subdivisions, as the model writes that these are microdegrees.
+    `angle` has the basic angle and its subdivisions, by which the model declares microdegrees.
     """
     points = struct.pack(">IIIIIIBIIIIB", columns, rows, *angle, *first, 0x30, *last, step, step, 0)
     return _grid(0, columns, rows, earth, points)
 
 
 def gaussian_grid(columns: int, rows: int, *, north: int, east: int, step: int) -> GridSection:
-    """Build template 3.40 round the earth from Greenwich on, rows from `north` to its south; in microdegrees."""
+    """Build template 3.40 eastward from Greenwich, rows from `north` to the same southern latitude; microdegrees."""
     corners = ((north, 0), (0x80000000 | north, east))
     points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, 0, *corners[0], 0x30, *corners[1], step, rows // 2, 0)
     return _grid(40, columns, rows, SPHERE, points)
@@ -228,7 +228,7 @@ def message(
         + clock
         + bytes([origin.status, origin.data_type])
     )
-    # In 0 bits the reference value is the field.
+    # A field packed in 0 bits has its reference value at every point.
     representation, values = struct.pack(">HfHHBB", packing, field.value, 0, 0, 0, 0), b""
     if drawn is not None:
         exponent = abs(drawn.exponent) | (0x8000 if drawn.exponent < 0 else 0)
@@ -300,7 +300,7 @@ def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) ->
     if step.length is None:
         return body + role
     end = run + (step.time + step.length) * timedelta(hours=step.unit == _HOUR, minutes=step.unit == _MINUTE)
-    # One interval: a statistic over successive times of the same run (2).
+    # One interval; its type is 2, successive times of the same run (code table 4.11).
     interval = (
         end.year,
         end.month,

@@ -65,7 +65,7 @@ _DRAWN = {
     "SPFH": DrawnValues(lowest=0.001, exponent=-13),
 }
 _QUARTERS = (45, 30, 15, 0)
-"""Minutes before the lead when the sub-hourly product's fields are valid."""
+"""Times at which fields of the sub-hourly product are valid, in minutes before the lead."""
 
 _GRIDS = {
     # The definition of the real CONUS objects, byte for byte.

@@ -42,7 +42,7 @@ def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
 def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Bucket, key and content of `count` stations' years up to a day; a later day gives the same keys more records.
 
-    A year has some 14,000 in reality. Raises ValueError for more stations than MAX_STATIONS.
+    In reality, a year has some 14,000 stations. Raises ValueError for more stations than MAX_STATIONS.
     """
     if count > MAX_STATIONS:
         raise ValueError(f"{count} stations are more than the {MAX_STATIONS} that have a name")
@@ -52,7 +52,7 @@ def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def sample_station(index: int) -> Station:
-    """Return a number's station, somewhere in the inhabited latitudes; every second has a call sign."""
+    """Return a station by its number, in inhabited latitudes; every second station has a call sign."""
     return Station(
         usaf=f"A{index:05d}",
         wban=f"{index:05d}",

@@ -3,7 +3,7 @@
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`). Regions are two of the six: CONUS (Lambert) and Hawaii (Mercator).
 
-Leads are fewer than NCEP publishes: hourly to 36 hours, then every third to 192 and every sixth to 264.
+Leads are hourly to 36 hours, then every third hour to 192 and every sixth to 264; NCEP publishes more.
 """
 
 from __future__ import annotations

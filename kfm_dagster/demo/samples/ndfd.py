@@ -40,7 +40,7 @@ _GRIDS = {
     ),
 }  # fmt: skip
 _ABOVE_A_HUNDREDTH_INCH = EnsembleRole(
-    # Probability number and their number are missing; type 1: above the upper limit, 254 times 10 to the power of -3.
+    # Number and total of probabilities are missing. Type 1: above the upper limit, which is 254 * 10^-3.
     template=5, octets=struct.pack(">BBBBIBI", 255, 255, 1, 0x82, 0, 3, 254), text="prob >0.254",
 )  # fmt: skip
 _HALF_DAYS = ((2, 14), (26, 38), (50, 62), (74, 86))
@@ -76,8 +76,8 @@ ELEMENTS = tuple(_ELEMENTS)
 def make_ndfd(*, issued: datetime, element: str) -> tuple[str, bytes]:
     """Make the object of an element's first three days: its key and its content. `issued` is aware, on a full hour.
 
-    As in the bucket, a separator with the number of bytes that follow, a WMO heading, and a separator and a heading of
-    each message.
+    As in the bucket, the object begins with a separator, which has the number of bytes that follow, and a WMO heading.
+    Each message has a separator and a heading, too.
     """
     utc = full_hour(issued)
     region, field, steps = _ELEMENTS[element]

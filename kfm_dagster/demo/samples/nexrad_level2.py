@@ -90,8 +90,8 @@ _FEEDHORN_M = 20
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, drawn: bool = False) -> tuple[str, bytes]:
     """Key and content of a volume of a site of either table; the same arguments give the same bytes.
 
-    start: aware; the header and the first radial have it in milliseconds, the key in seconds. If `drawn`, the lowest
-    cut is a whole sweep with echoes, for a picture.
+    `start` is aware; header and first radial state it in milliseconds, the key in seconds. If `drawn`, the lowest cut
+    is a whole sweep with echoes, for a picture.
     Raises KeyError when the site is in neither table.
     """
     start = start.astimezone(UTC)
@@ -203,7 +203,7 @@ def _radial(site: Site, moment_of: datetime, cut: int, index: int, *, count: int
     for block in blocks:
         pointers.append(offset)
         offset += len(block)
-    # 3 and 0 begin a volume and an elevation, 4 and 2 end them, 1 lies between (radial status).
+    # Radial status: 3 begins a volume, 0 an elevation; 4 ends a volume, 2 an elevation; 1 is in between.
     begins, ends = (3 if cut == 0 else 0), (4 if cut == len(_CUTS) - 1 else 2)
     status = begins if index == 0 else ends if index == count - 1 else 1
     header = struct.pack(

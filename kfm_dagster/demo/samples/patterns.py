@@ -22,7 +22,7 @@ _STORM_KM = 28.0
 def waves(rows: Any, columns: Any) -> Any:
     """Return levels that fall with the rows' positions, 0 to 1, with waves along rows and columns."""
     y, x = rows.astype(np.float32), columns.astype(np.float32)
-    # Of vectors, because a sine of each pixel of a full disc would take seconds.
+    # Sines by row and by column, because a sine of each pixel of a full disc would take seconds.
     fall, waves_of_rows, waves_of_columns = 0.85 - 0.7 * y, 0.14 * np.cos(9 * y), np.sin(11 * x)
     smooth = fall[:, None] + waves_of_rows[:, None] * waves_of_columns[None, :]
     return (np.clip(smooth, 0, 1) * LEVELS).astype(np.uint8)

@@ -1,7 +1,7 @@
 """Samples of the rapid refresh systems: small GRIB2 objects with keys, grids and indexes of RRFS, REFS, RAP and RTMA.
 
 Belongs here: deterministic objects for the demo and tests. Does not belong here: real data, nor how a message is
-written (`grib2_messages.py`). Grids are those of real objects' headers, or of users who printed them.
+written (`grib2_messages.py`). Grids are from headers of real objects, or from headers that users printed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
 RRFS_BUCKET, RAP_BUCKET = "noaa-rrfs-ops-pds", "noaa-rap-pds"
 RTMA_BUCKETS = {"rtma2p5": "noaa-rtma-pds", "urma2p5": "noaa-urma-pds"}
 SAMPLE_DAY = date(2026, 9, 20)
-"""A day on which RRFS's members were there; its bucket has no object before 2026-08-12."""
+"""A day on which RRFS had members; its bucket has no object before 2026-08-12."""
 
 _SOUTH = 0x80000000
 _TMP = Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0)
