@@ -295,6 +295,8 @@ def test_an_address_is_shown_without_credentials() -> None:
         ("http://[::1", "***"),
     ):
         assert shown(address) == expected
+    # One of the secrets ends with the other.
+    assert without_secrets("p, a-p", "postgresql://u:p@h/d?password=a-p") == "***, ***"
 
 
 @pytest.mark.clause("SEC-07")

@@ -175,7 +175,7 @@ class _Mutator(cst.CSTVisitor):
                 changes = list(operator(node))
                 # One change of a text is enough: a test that compares its letters also compares their case.
                 for changed in changes[:1] if isinstance(node, cst.SimpleString) else changes:
-                    if not _loses_prose(node, changed):
+                    if not (_loses_prose(node, changed) or _is_as_false(node, changed)):
                         self._add(node, changed)
         return True
 
@@ -201,6 +201,14 @@ def _loses_prose(old: cst.CSTNode, new: cst.CSTNode) -> bool:
         return False
     kept = {id(argument) for argument in new.args}
     return any(id(argument) not in kept and _is_prose(argument.value) for argument in old.args)
+
+
+def _is_as_false(old: cst.CSTNode, new: cst.CSTNode) -> bool:
+    """Return whether an argument False became None, which is false, too; False also becomes True."""
+    if not (isinstance(old, cst.Call) and isinstance(new, cst.Call) and len(old.args) == len(new.args)):
+        return False
+    pairs = zip(old.args, new.args, strict=True)
+    return any(m.matches(a.value, m.Name("False")) and m.matches(b.value, m.Name("None")) for a, b in pairs)
 
 
 def candidates(root: Path, file: str, lines: Collection[int] | None = None) -> list[Candidate]:

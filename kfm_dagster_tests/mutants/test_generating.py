@@ -86,6 +86,7 @@ def test_prose_types_and_declarations_are_not_mutated(tmp_path: Path) -> None:
         'class Kind(StrEnum):\n    MADE = "made"\n',
     ):
         assert changes(tmp_path, text) == set(), text
+    assert changes(tmp_path, "f(a=False)\n") == {"f(a=True)"}
 
 
 def test_tests_are_ordered_by_rows_then_names_then_imports(tmp_path: Path) -> None:
