@@ -160,5 +160,6 @@ def _messages(result: DrainResult, kfm: str) -> str:
     if result.ignored:
         parts.append(f"{result.ignored} ignored, such as those of index files ({kfm} units ignored)")
     received, again = (sum(counts[name] for counts in result.datasets.values()) for name in ("received", "duplicates"))
-    parts.append(f"the others announce {counted(received + again, 'file')}, {again} of them again")
+    files = counted(received + again, "file")
+    parts.append(f"the others announce {files} (a message can announce several), {again} of them again")
     return f"{counted(result.messages, 'message')} received: {', '.join(parts)}"

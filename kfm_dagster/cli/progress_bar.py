@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kfm_dagster.ingest.acknowledgement import Progress as QueueProgress
 from kfm_dagster.plural import counted
+
+LINE_SECONDS = 15.0
+"""Interval of the lines that replace the bar where the output is no terminal."""
 
 
 def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:
@@ -22,15 +26,21 @@ def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bo
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
     """Show completed, known and waiting units on a console; nothing before the first report.
 
-    So an early refusal stays a single line.
+    So an early refusal stays a single line. Without a terminal a line follows every LINE_SECONDS.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("ingesting", total=None, waiting="")
+    next_line = time.monotonic() + LINE_SECONDS
 
     def report(now: QueueProgress) -> None:
-        bar.start()
+        nonlocal next_line
         waiting = f"{counted(now.queued, 'message')} queued, {counted(now.waiting, 'unit')} in wait for a retry"
-        bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
+        if console.is_terminal:
+            bar.start()
+            bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
+        elif time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_SECONDS
+            console.print(f"ingesting {now.terminal}/{now.units} units, {waiting}", soft_wrap=True)
 
     try:
         yield report

@@ -106,6 +106,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
 def history(*, wal_id: str, as_json: bool) -> None:
     """Show every transition of a record, oldest first.
 
+    The reason of a retry is its code (--replay-reason); kfm units show prints the text that its actor wrote.
+
     Example: kfm units history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline, pipeline.database.snapshot() as tx:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import asdict
@@ -11,11 +12,14 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from kfm_dagster.cli import progress_bar
 from kfm_dagster.cli.tables import LEAST_ID, LEAST_PROSE, show_fields, show_rows
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.switches import KillSwitch
+from kfm_dagster.ingest.acknowledgement import Progress
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
 URI = "s3://unidata-nexrad-level2/2025/04/02/KTLX/KTLX20250402_000412_V06"
@@ -158,3 +162,15 @@ def test_a_prefix_selects_an_id_only_if_it_is_unambiguous(ids: set[str], length:
         with pytest.raises(KfmError, match=r"several ids|too far"):
             whole_id(given_text, matches, what="id")
     assert whole_id("x" + meant, [], what="id") is None
+
+
+def test_without_a_terminal_progress_is_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Progress(queued=12_345_678, units=30, terminal=12, in_flight=16, waiting=2)
+    line = "ingesting 12/30 units, 12345678 messages queued, 2 units in wait for a retry\n"
+    for interval, expected in ((0.0, 2 * line), (600.0, "")):
+        monkeypatch.setattr(progress_bar, "LINE_SECONDS", interval)
+        output = io.StringIO()
+        with progress_bar.drain_bar(Console(file=output)) as report:
+            report(now)
+            report(now)
+        assert output.getvalue() == expected
