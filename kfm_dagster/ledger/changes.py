@@ -42,7 +42,7 @@ class LedgerChanges(LedgerQueries):
     """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times.
 
     human_review: error codes that quarantine a unit at its first attempt.
-    `reasons` are the configured replay reasons with their meanings; the first use stores a reason in the vocabulary.
+    `reasons` are the configured replay reasons with their meanings; a reason enters the vocabulary at its first use.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class LedgerChanges(LedgerQueries):
         return ended
 
     def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
-        """Record the results of successes; return the units with an unpermitted difference (WAL-11)."""
+        """Record results of successes; return units whose result differs without permission (WAL-11)."""
         if not units:
             return ()
         stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}

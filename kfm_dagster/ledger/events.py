@@ -1,8 +1,8 @@
 """Events: a log line for each end of an attempt, quarantine and requeue (WSM-20, TEL-06).
 
 The logger `kfm_dagster.ledger.events` gets a log record per committed change: a line of JSON, whose members are also
-attributes of the log record. Events name the unit and the run, and contain no foreign text, because messages, reasons
-and addresses stay in the ledger. They are built without a query, from the rows that the changing statement returns.
+attributes of the log record. Events name the unit and the run; text from outside (messages, reasons, addresses) stays
+in the ledger. Events are built without a query, from the rows that the changing statement returns.
 Does not belong here: the changes (`store.py`), and who decided them (`governance/log.py`).
 """
 

@@ -1,4 +1,4 @@
-"""The gap table: missing objects of followed products, repairing runs (BEY-05), arrival times.
+"""The gap table: missing objects of followed products, their repairs (BEY-05), arrival times.
 
 All rows of the table are derived from the ledger. An arrival time is the delay of an announcement after the start of
 its scan or run. These times are counted by day, product and lead, in classes of 1 s up to 50 s and of 2 % beyond.
@@ -79,13 +79,13 @@ class Gaps:
     database: Database
 
     def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
-        """Expect products from the hour after these times; products followed before keep theirs."""
+        """Expect products from the hour after these times; a followed product keeps its earlier time."""
         if since:
             feeds = [{"product": name, "since": at} for name, at in sorted(since.items())]
             tx.run("gaps.follow", dataset=dataset, feeds=feeds)
 
     def listed(self, dataset: str, day: str, *, at: datetime, tx: Transaction) -> None:
-        """Expect every object of a day whose bucket was listed to its end."""
+        """Expect every object of a day for which the bucket was listed completely."""
         tx.run("gaps.listed", dataset=dataset, day=day, at=at)
 
     def feeds(self) -> list[FollowedProduct]:
@@ -141,7 +141,7 @@ class Gaps:
             tx.run("gaps.open_now", gaps=amiss, hour=floor_hour(at), at=at)
 
     def close_unwatched(self, windows: Iterable[FeedWindow], *, at: datetime) -> None:
-        """Close silences and drops of the products without a window: nothing checks whether they last."""
+        """Close silences and drops of products without a window; nothing else would close them."""
         watched = [{"dataset": window.dataset, "product": window.product} for window in windows]
         with self.database.transaction() as tx:
             tx.run("gaps.close_unwatched", watched=watched, at=at)

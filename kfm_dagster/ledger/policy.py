@@ -35,7 +35,7 @@ class LedgerCode(StrEnum):
     ROLLED_BACK = "run_rolled_back"
     """A stage of the run failed permanently, and the run was rolled back."""
     LEASE_EXPIRED = "lease_expired"
-    """The claim is older than the lease."""
+    """The claim's lease expired before the unit was settled."""
     INCOMPLETE_CHAIN = ChainIssue.INCOMPLETE.value
     """No operator failed, but a sub-status forbids a success."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -89,7 +89,7 @@ def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reas
 
 
 def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: float | None = None) -> float:
-    """Return the wait after the n-th attempt of `key`; `base_seconds` overrides the policy's."""
+    """Return the wait after the n-th attempt of `key`; `base_seconds` overrides the policy's base."""
     base = backoff.base_seconds if base_seconds is None else base_seconds
     # Attempts are at most 20 (contract model), so the power cannot overflow.
     seconds = base * 2.0 ** (max(attempt, 1) - 1) if backoff.kind.startswith("exp") else base

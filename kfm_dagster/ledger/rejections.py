@@ -1,6 +1,6 @@
 """Entries of a message that give no unit: rejected or ignored, with the reason.
 
-A rejected entry has no readable unit, or a unit that does not fit a row. `Deliveries` writes these rows together with
+A rejected entry has no readable unit, or its unit does not fit a row. `Deliveries` writes these rows together with
 the delivery, so that every received message leaves a trace. Belongs here: the bounds on the rows' sizes and on their
 number per message. Does not belong here: why an entry is rejected or ignored (`operators/message_parse.py`).
 """
@@ -90,7 +90,7 @@ message, but 1 MiB can hold thousands."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredRecord:
-    """An ignored entry, or a count of `records` entries, without key; None marks unknown fields."""
+    """An ignored entry, or `records` entries that are only counted; None marks unknown fields."""
 
     record_index: int = 0
     reason: str

@@ -32,9 +32,9 @@ from kfm_dagster.storage.text import storable
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims, as in the claim statement."""
 _PARSED = tuple(section for section in sections() if not section.optional)
-"""Leaves of the envelope itself and of its source, which a record has before any operator has read the unit."""
+"""The envelope's own section and that of its source: a record has their leaves before any operator has run."""
 _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
-"""Leaves that the ledger or a gate sets, and not a message."""
+"""Leaves that the ledger or a gate sets; a message has none of them."""
 _RENAMED = {"attempt": "attempts", "record_version": "version"}
 """Columns whose name differs from the leaf's (NODD WAL specification, section 3)."""
 MAX_TEXT = 320
@@ -49,7 +49,7 @@ def bounded(text: str | None) -> str | None:
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
-    """Return a new record's row; `extension` has the dataset's own and the declared fields."""
+    """Return a new record's row; `extension` has the contract's fields, and leaves without a column."""
     row: dict[str, Any] = {"partition_key": envelope.partition}
     extension: dict[str, Any] = {**key_groups(contract, envelope.key, contract.ledger.extension_fields)}
     for section in _PARSED:

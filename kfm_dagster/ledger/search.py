@@ -50,7 +50,7 @@ Position = tuple[datetime, str]
 
 
 class UnitFilter(OfDataset):
-    """Units; times bound their events."""
+    """Units; `since` and `until` bound the time of their events."""
 
     status: Status | None = Field(None, description="Only of this status.")
     code: _Code | None = Field(

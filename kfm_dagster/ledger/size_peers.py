@@ -34,8 +34,8 @@ class _Place(NamedTuple):
 class SizePeers:
     """The peers of a batch's units, as they were before the batch.
 
-    Datasets without peers in their contract cost no statement. Units of a batch are not peers of each other, because
-    it is known only after recording which of them are new.
+    Datasets without peers in their contract cost no statement. Units of a batch are not peers of each other: which of
+    them are new is known only after they are recorded.
     """
 
     def __init__(

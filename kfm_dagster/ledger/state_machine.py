@@ -2,7 +2,7 @@
 
 Belongs here: the NODD WAL state machine document as values, and the explanation of the database's refusals. The
 database has the same rules in CHECK constraints and triggers (`sql/schema/0001_first_schema.sql`); a test makes the two
-agree. A trigger's text is "rule: wal_id: from > to", which SQLite wraps, and to which PostgreSQL appends its context.
+agree. A trigger refuses with the text "rule: wal_id: from > to"; SQLite and PostgreSQL add words of their own to it.
 Does not belong here: anything that reads or writes a row.
 """
 

@@ -1,7 +1,7 @@
 """The ledger's store: changes records, by one statement per batch and transition.
 
 Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
-transaction, so that changes of other stores commit together with it. Statements compare status, version, run or
+transaction, so that its changes commit together with those of other stores. Statements compare status, version, run or
 attempt, so they skip a record that another process has changed; the database's triggers write the history. Does not
 belong here: deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), reading (`queries.py`),
 messages (`deliveries.py`).
@@ -38,7 +38,7 @@ class Ledger(LedgerChanges):
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
         """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
-        A unit is stale if a newer version of its object is known; it is quarantined at once. Earlier versions of a new
+        A unit is stale, and quarantined at once, if a newer version of its object is known. Earlier versions of a new
         unit's object are superseded and quarantined; a version in progress is quarantined if it fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
@@ -90,9 +90,9 @@ class Ledger(LedgerChanges):
     ) -> list[Envelope]:
         """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Units of dead runs come first, in batches that `release_lost` has halved. A unit that must run alone gets a run
-        of its own, without units of other datasets. Then live units come before bulk units (with `lane`, only units of
-        that lane), urgent units before others, and old units before new units. The record's version is compared and
+        Units of dead runs come first, in batches that `release_lost` has halved. Then live units come before bulk units
+        (with `lane`, only units of that lane), urgent units before others, and old units before new units. A unit that
+        must run alone gets a run of its own, without units of other datasets. The record's version is compared and
         swapped, so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not
         claimed.
         """
@@ -135,7 +135,7 @@ class Ledger(LedgerChanges):
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # Settled last, because a newer unit of the same batch may have succeeded by now.
+            # Settled last: the newer unit may be in the same batch, and may just have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)

@@ -22,7 +22,7 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
-"""Default severities of codes that a contract need not name: they prove neither a wrong nor a sound object."""
+"""Default severities of codes that a contract need not name. Such a finding does not prove that the object is wrong."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
 """An unavailable store proves nothing about the object, so a contract cannot lower this severity."""
@@ -34,7 +34,7 @@ Code = TypeVar("Code", bound=StrEnum)
 def apply_severities(
     findings: Iterable[tuple[Code, str]], severities: Mapping[Code, Severity]
 ) -> tuple[CheckStatus, tuple[Issue, ...]]:
-    """Return the status and each finding with the contract's severity, else its default."""
+    """Return the status, and the findings as issues, with the contract's or default severities."""
     issues = tuple(
         Issue(code=code.value, severity=_severity(code, severities), message=message) for code, message in findings
     )
@@ -121,7 +121,7 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
 
 
 def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
-    """Compare a size with the peers of the unit's admission; None when the peers are too few."""
+    """Compare a size with the peer sizes stored when the unit was admitted; None if they are too few."""
     if rules.peers is None or envelope.peer_sizes is None or size == 0:
         return None
     peers = PeerSizes(*envelope.peer_sizes)

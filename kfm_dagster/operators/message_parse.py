@@ -57,11 +57,11 @@ class IgnoreReason(StrEnum):
     """Why a recognised notification is acknowledged without a unit."""
 
     TEST_EVENT = "test_event"
-    """S3 checks the topic when a bucket's notifications are configured."""
+    """S3 sends a test event when a bucket's notifications are configured."""
     SUBSCRIPTION_NOTICE = "subscription_notice"
-    """SNS confirms a subscription or its end."""
+    """SNS asks for the confirmation of a subscription, or confirms its end."""
     SIDECAR = "sidecar"
-    """The object is a sidecar; its data object has its own notification."""
+    """The object is a sidecar; the object that it describes has a notification of its own."""
     KNOWN_NEIGHBOUR = "known_neighbour"
     """A contract excludes the key from ingest."""
     OBJECT_REMOVED = "object_removed"
@@ -95,7 +95,7 @@ class ParsedMessage:
     rejections: tuple[Rejection, ...] = ()
 
     def without(self, refused: Mapping[WalId, str]) -> ParsedMessage:
-        """Return the message with each refused unit as a rejection, with the database's reason."""
+        """Return the message with a rejection in place of each unit that the database refused."""
         if not any(unit.wal_id in refused for unit in self.envelopes):
             return self
         accepted: list[tuple[Envelope, int]] = []
@@ -384,7 +384,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
 
 
 def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
-    """Return the ETag of a created sidecar, if valid; faults of the event are ignored."""
+    """Return a created sidecar's ETag, or '' without a valid one; None for any other event."""
     name = record.get("eventName")
     if ignored.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
         return None
@@ -395,7 +395,7 @@ def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Map
 
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
-    """Return whether an event is a removal, not a creation. Raises MessageError for others."""
+    """Return whether an event is a removal, not a creation. Raises MessageError for other events."""
     _check_version(contract, "eventVersion", require_text(record, "eventVersion"))
     name = require_text(record, "eventName")  # S3 user guide, "Supported event types"
     kind = name.removeprefix("s3:").partition(":")[0]

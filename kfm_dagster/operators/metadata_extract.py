@@ -140,7 +140,7 @@ def _read(
 
 
 def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRules) -> HeaderMetadata:
-    """Return the header with the area of its contract if the object states no place."""
+    """Return the header; if the object states no place, add the contract's area to it."""
     areas = (
         area
         for group, by_text in rules.areas.items()
@@ -153,7 +153,7 @@ def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRu
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
-    """Return contradictions of object and key by `key_values`; `layers.` covers each layer."""
+    """Return contradictions between object and key by `key_values`; `layers.X` means each layer."""
 
     def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")
@@ -189,13 +189,14 @@ class _Seen:
 class _StoreWatch:
     """A ByteSource with sidecars; records the store's first failure, and sidecars' times.
 
-    After such a failure the next attempt must check the object again, although integrity-check has just read it.
+    The unit then fails with the store's failure, whatever error the reader raises.
     """
 
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        # A separate object, because a cycle of references would keep the object until the cyclic collector runs.
+        # Shared with the sidecars' watches. A reference to this watch would be a cycle, which only the cyclic
+        # collector frees.
         self.seen = _Seen() if seen is None else seen
 
     @property
@@ -282,8 +283,8 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
     """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
 
-    West > east across the antimeridian. The caller must not change the result, which units of a scene share. Raises
-    ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
+    Bounds across the antimeridian have west > east. The caller must not change the result, because units of a scene
+    share it. Raises ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
     """
     if not geometry:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the headers give no geometry")

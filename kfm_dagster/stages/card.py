@@ -137,7 +137,7 @@ class ErrorClass(StrEnum):
     E_UQ = "E_UQ"
     """A covariance is not positive definite, or residuals exceed it."""
     E_INTERNAL = "E_INTERNAL"
-    """Any other error, as when a dependency does not answer; the next attempt may pass."""
+    """Any other error, such as a dependency that does not answer; the next attempt may pass."""
 
 
 class Transition(Strict):

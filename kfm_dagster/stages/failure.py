@@ -64,7 +64,7 @@ class StageStoppedError(StageRefusedError):
 
 
 class RolledBackError(StageRefusedError):
-    """The run was rolled back: its effects are undone, and its retries would use the old inputs."""
+    """The run was rolled back. Its stages are refused, because they would use the old inputs again."""
 
     error_class = ErrorClass.E_INPUT
 
@@ -78,7 +78,7 @@ class RolledBackError(StageRefusedError):
 
 
 class StageFailedError(KfmError):
-    """A stage failed as a whole. `decision`: the gates' decision, if it failed the stage."""
+    """A stage failed as a whole. `decision`: the gates' decision, if the gates failed it."""
 
     def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
         self.dataset_id = dataset_id

@@ -45,7 +45,7 @@ from kfm_dagster.telemetry.traces import span
 
 _LOG = logging.getLogger(__name__)
 Record = Callable[[Transaction], None]
-"""Records the stage's failure in run-state, too, in the same transaction."""
+"""Records the stage's failure in run-state, in the transaction that moves the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class StageLifecycle:
     ) -> StageAttempt:
         """Open the next attempt and move it to running; `force` is the reason to recompute.
 
-        Raises StageMoveError, StageStoppedError (`refuse` records the latter).
+        Raises StageMoveError, or StageStoppedError, which the caller records by `refuse`.
         """
         attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
         decision = self._of_entry(node, upstream)
@@ -96,7 +96,7 @@ class StageLifecycle:
     def refuse(
         self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError, record: Record
     ) -> None:
-        """Audit the refusal of a stage, whose attempt stays pending, and call `record`."""
+        """Audit the refusal of a stage and call `record`; the attempt stays pending."""
         with self.database.transaction() as tx:
             attempt = self._open(node, run_id=run_id, snapshot=snapshot, tx=tx)
             self.store.audit.append(refused.audit_events(attempt), tx=tx)
@@ -104,7 +104,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
-        """Evaluate the gates; return the output with units at fault marked. Raises StageStoppedError."""
+        """Evaluate the gates; mark the units at fault in the output. Raises StageStoppedError."""
         current = {unit.wal_id for unit in batch if unit.failure is None}
         decision = decide(node.gates(batch, of=node.kind), self.card, units=current, whole=node.leaves_effects)
         if ending(decision, self.card) is not StageState.SUCCEEDED:
@@ -120,7 +120,7 @@ class StageLifecycle:
         of_node: Sequence[AuditEvent] = (),
         tx: Transaction,
     ) -> None:
-        """Move an attempt to succeeded, with its output's digest and, at a checkpoint, its URI.
+        """Move an attempt to succeeded, and store its output's digest; for a checkpoint also the URI.
 
         `of_node`: the node's own audit lines.
         """
@@ -155,9 +155,9 @@ class StageLifecycle:
         received: StageBatch | None,
         record: Record,
     ) -> None:
-        """Move a running attempt to failed, undo its outside effects, roll it back if the card allows.
+        """Move a running attempt to failed, and undo its effects outside the database.
 
-        `record` also records the failure in run-state. If the attempt is not running any more, another process has
+        It moves on to rolled_back if the card allows it. If the attempt is not running any more, another process has
         taken over the stage, and `fail` does nothing.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
@@ -173,7 +173,7 @@ class StageLifecycle:
             _LOG.warning("%s", conflict)
             return
         except Exception as record_error:
-            # If run-state outside the database raised this after the commit, the attempt has moved to failed.
+            # Run-state outside the database is written after the commit; if that failed, the attempt has moved.
             cause = redacted_error(record_error)
             _LOG.exception("the failure of %s could not be recorded", node.kind, exc_info=cause)
         if failed is not None:
@@ -196,7 +196,7 @@ class StageLifecycle:
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
         """Return the seconds until the retry of a stage with this failure, or None for no retry.
 
-        `tries` is the caller's count, because a stage that may not start opens no further attempt.
+        `tries` is the caller's count of its tries; attempts alone would not count a refused retry.
         """
         policy = self.card.retry_policy
         if error_class not in policy.retry_on:
@@ -223,7 +223,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> GateDecision:
-        """Evaluate a stage's input, unless the stage before has evaluated it as its output."""
+        """Return the gates' decision on a stage's input: the upstream's, if known, otherwise a new one."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
             return decide(of_every_gate((), maker=node.kind), self.card)
@@ -266,7 +266,7 @@ class StageLifecycle:
         """Compensate while the claims are held, so that no other run relies on an undone effect."""
         newest = self.store.newest(failed.run_id, failed.stage, tx=tx)
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
-            return  # The next attempt has begun, and the effects are its own.
+            return  # The next attempt has begun, and these effects belong to it.
         if received is not None and node.count_owned(tx) < len(received.envelopes):
             details = {"reason": "its units have ended, or another run holds them"}
             self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", details)], tx=tx)

@@ -31,7 +31,7 @@ class GateDecision:
     """Gates without findings, gates whose units at fault were removed, and the restricted gates."""
     stops: frozenset[Stop]
     leaving: Mapping[WalId, Verdict] = field(default_factory=dict)
-    """Unit > verdict of the first gate that removes it from the chain."""
+    """By unit, the verdict of the first gate that removes the unit from the chain."""
     restricted: frozenset[Gate] = frozenset()
     """Failed gates that the card lets pass; the output is then marked [Restricted]."""
 

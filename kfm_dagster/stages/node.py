@@ -20,17 +20,17 @@ from kfm_dagster.storage.database import Transaction
 
 
 class StageNode(ABC):
-    """An operator over the batch of a dataset; a stage adds its received batch to its inputs."""
+    """An operator over a dataset's batch; the stage adds the received batch to the node's inputs."""
 
     leaves_effects: ClassVar[bool] = False
-    """Whether `transform` has effects outside the database, so that no single unit can be removed.
+    """Whether `transform` has effects outside the database; a gate then cannot remove single units.
 
     Repeating the call gives the same effects, and `compensate` undoes them.
     """
     step: ClassVar[str] = "commit"
     """Name of the effect (`IdempotentNode.step`)."""
     received: Sequence[Envelope]
-    """The batch of the node before it; empty for a chain's first node. The stage sets it before any call."""
+    """The upstream node's batch; empty for a chain's first node. The stage sets it before any call."""
 
     @property
     @abstractmethod
@@ -88,7 +88,7 @@ class StageNode(ABC):
     def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
         """Lock this run's claimed units until the transaction ends; return their number.
 
-        No other run relies on the effects of these units.
+        The effects of these units may be undone: no other run relies on them.
         """
         return len(self.received)
 
@@ -105,7 +105,7 @@ class StageNode(ABC):
         return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry | None:  # noqa: ARG002, a default
-        """Return the units that `apply` claimed, with their records' versions, or None."""
+        """Return an entry for the units that `apply` claimed, with their records' versions, or None."""
         return None
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, a default

@@ -26,7 +26,7 @@ from kfm_dagster.telemetry.totals import Total, count
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStateKey:
-    """Key of a record: a node in a run, over inputs of this hash."""
+    """Key of a record: the node, the run, and the hash of the node's inputs."""
 
     dataset_id: str
     run_id: str
@@ -45,7 +45,7 @@ class RunStatePort:
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` returns whether the run holds no unit any more; its record and output then remain (RSP-18). `is_over`
+        `is_over` returns whether the run holds no unit any more; the node's record and output then remain (RSP-18). It
         is called only if units failed, or if the inputs differ (another contract, card or feed).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
@@ -96,13 +96,13 @@ class RunStatePort:
         return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content), columns=columns)
 
     def reuse(self, key: RunStateKey, skipped: NodeResult, *, tx: Transaction) -> StageBatch:
-        """Record a skip, because an earlier run applied the content; return its output."""
+        """Record a skip for content that an earlier run applied; return that run's output."""
         record, by = skipped.output.record, skipped.applied_by.payload["context"]["run_id"]
         summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
         self.count_skip(key, tx)
-        # Loaded only on access, because the nodes after an unchanged batch reuse their outputs, too.
+        # Loaded only on access: usually the next nodes reuse their outputs, too, and never read this batch.
         return StageBatch(
             envelopes=StoredEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
             state=state,

@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether this run holds no unit any more, so that a rerun would only be refused."""
+            """Return whether this run holds no unit any more; a rerun of the node would then be refused."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -212,7 +212,7 @@ class StageRunner:
         try:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
-                # Last, because the audit is a single chain, and an append blocks all other writers.
+                # Last: the audit is one chain, so an append blocks all other writers until the commit.
                 of_node = () if batch.reused else staged.node.audit_lines(staged.attempt)
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch

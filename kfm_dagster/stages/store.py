@@ -26,7 +26,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """An attempt of a stage, with its inputs' hashes; `restricted`: its output's restrictions."""
+    """An attempt of a stage; `restricted` has the reasons why its output is [Restricted]."""
 
     run_id: str
     stage: str
@@ -95,9 +95,9 @@ class StageStore:
     ) -> StageAttempt:
         """Open the next attempt, pending; first mark a dead worker's running attempt as failed.
 
-        A refused attempt is not replaced but returned, with an audit line about the retry.
+        If the newest attempt was refused, it is returned again, with an audit line about the retry.
 
-        Raises StageMoveError if the previous attempt has another key, or did not succeed and has other inputs.
+        Raises StageMoveError if the previous attempt has another key, or if it did not succeed and has other inputs.
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:
@@ -106,7 +106,7 @@ class StageStore:
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
-                # The attempt was refused; other transactions never see a permitted attempt as pending.
+                # Refused: a permitted attempt is opened and moved to running in one transaction.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         [opened] = tx.rows(

@@ -1,9 +1,9 @@
 """Gate G4, dimensional closure: extracted numbers have fitting units and possible values.
 
-A quantity is a numeric field of an ingested unit. A quantity closes if (1) its declared unit of measurement
-has the dimension that STAC or the contract expects, (2) it is the unit that STAC or the projection prescribes, if any,
-and (3) its values are finite and in range. The contract declares the units, this package those of its own fields. p_dim
-is the share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
+A quantity is a numeric field of an ingested unit. A quantity closes if (1) its declared unit of measurement has the
+dimension that STAC or the contract expects, (2) STAC and the projection prescribe no other unit, and (3) its values are
+finite and in range. The contract declares the units of measurement; for the fields in OURS this package does. p_dim is
+the share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ STANDARDS: Mapping[str, Standard] = {
     "eo:snow_cover": Standard(unit="percent", minimum=0, maximum=100),
     "bands.eo:center_wavelength": Standard(unit="um", minimum=0),
     "bands.eo:full_width_half_max": Standard(unit="um", minimum=0),
-    # STAC 1.1.0, common metadata, and raster extension 2.0.0: counts of a packing, and their scale and offset, which
-    # are in the band's own unit.
+    # STAC 1.1.0, common metadata, and raster extension 2.0.0: the packed number for nodata, and the scale and offset
+    # of the packing. Their unit is the band's own, here 1.
     "bands.nodata": Standard(unit="1"),
     "bands.raster:scale": Standard(unit="1"),
     "bands.raster:offset": Standard(unit="1"),
@@ -63,7 +63,7 @@ STANDARDS: Mapping[str, Standard] = {
     # Satellite extension 1.2.0.
     "sat:absolute_orbit": Standard(unit="1", minimum=1),
     "sat:relative_orbit": Standard(unit="1", minimum=1),
-    # RFC 7946, section 4, and file extension 2.1.0: fields by metadata-extract and integrity-check.
+    # RFC 7946, section 4, and file extension 2.1.0: fields that metadata-extract and integrity-check compute.
     "bbox.longitude": _LONGITUDE,
     "bbox.latitude": _LATITUDE,
     "geometry.longitude": _LONGITUDE,
@@ -79,12 +79,12 @@ OURS = frozenset({
     "bbox.longitude", "bbox.latitude", "geometry.longitude", "geometry.latitude", "file:size",
     "bands.nodata", "bands.raster:scale", "bands.raster:offset",
 })  # fmt: skip
-"""Quantities that this package computes, in the standard's unit, so that no contract declares it."""
+"""Quantities that this package computes in the standard's unit; contracts need not declare the unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closure:
-    """A field's declared and expected dimension and range; without a fault the dimension closes."""
+    """A field's declared and expected dimension, and its range; without a fault the dimension closes."""
 
     unit: str | None
     expected: str | None
@@ -103,7 +103,7 @@ class _Count:
 
 @dataclass(slots=True)
 class Closing:
-    """The closure of a batch's quantities: counts by field and unit of its axes, and faults by unit."""
+    """The closure of a batch's quantities: counts by field and its axes' unit, faults by wal_id."""
 
     counts: dict[tuple[str, str], _Count] = field(default_factory=dict)
     faults: dict[WalId, list[str]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Closing:
 
 
 def dimensional_closure(subject: Subject) -> Verdict:
-    """Compare p_dim with the threshold; name the batch's fields and units' values at fault."""
+    """Compare p_dim with the threshold; name the fields at fault, and each unit's values at fault."""
     least = subject.rules.G4.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
@@ -146,7 +146,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
 
 
 def p_dim_against(p_dim: float | None, least: float) -> dict[str, Any]:
-    """Return a dimensional report's members on p_dim; `ok` is true if there are no quantities."""
+    """Return the members about p_dim of a dimensional report; without quantities `ok` is true."""
     return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least}
 
 
@@ -251,7 +251,7 @@ def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | Non
 
 
 def _expected(path: str, declared: Quantity | None, standard: Standard | None) -> str | None:
-    """Return a field's expected dimension; a projection's fields are compared with it later."""
+    """Return a field's expected dimension; fields of a projection are later compared with its axes."""
     if standard is not None:
         return dimension_of(standard.unit)
     if declared is not None and declared.dimension is not None:
@@ -279,7 +279,7 @@ def _numbers(value: Any) -> Sequence[float]:
 
 
 def _own_numbers(extracted: Extracted, subject: Subject) -> list[tuple[str, Sequence[float]]]:
-    """Return our own quantities, footprint and size; G1 reports an invalid footprint."""
+    """Return the quantities of footprint and size; an invalid footprint is left to G1."""
     metadata, integrity = extracted.metadata, extracted.unit.integrity
     quantities: list[tuple[str, Sequence[float]]] = []
     if len(box := _numbers(metadata.bbox or ())) == 4:

@@ -39,7 +39,7 @@ def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
     A unit whose Item was superseded is not a duplicate. Neither is a rewritten object (same URI, another version), or a
-    re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
+    re-issue (another precedence under the contract's key grammar), whichever version is current (docs/adr/008).
     DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """
     if not subject.envelopes:
@@ -90,7 +90,7 @@ def _owner_row(owner: CatalogOwner) -> tuple[str | None, ...]:
 
 
 def _precedence(grammar: KeyGrammarReader, object_uri: str) -> str | None:
-    """Return the order of an Item's re-issues; None for a key that the contract no longer names."""
+    """Return an object's precedence among its Item's re-issues; None for a key of no pattern."""
     try:
         match = grammar.match(object_uri.partition("://")[2].partition("/")[2])
     except InvalidKeyTimeError:

@@ -34,8 +34,8 @@ def path_conventions(
 ) -> Verdict:
     """Check G3: arrays of equal length >= min_points, positive d_ell that sum to ell's extent.
 
-    paths: the beams of each unit; a unit without beams has lost its path and fails. refused: units whose path could not
-    be computed (missing quantities are rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
+    paths: the beams of each unit; a unit without beams has lost its path and fails. refused: for each unit without a
+    computed path, the reason, such as a missing quantity. sample_m: c_ref / f_s of each unit, in metres.
     """
     rule = (
         f"len(gamma_ell) = len(d_ell) = len(n_eff) >= {min_points}, d_ell > 0, sum of d_ell = extent of ell, "
@@ -60,7 +60,7 @@ def dimensional_closure_of_path(
 ) -> Verdict:
     """Check G4 of the path: each unit's share of dimensionally correct quantities and equations.
 
-    quantities: each unit's, by beam or in arrays (`path.quantities.as_array_quantities`).
+    quantities: for each unit a mapping per beam, or one mapping of arrays (`path.quantities.as_array_quantities`).
     """
     rule = f"p_dim of the path quantities >= {min_p_dim:g}"
     if not quantities:
@@ -126,7 +126,7 @@ def covariance_consistency(
 ) -> Verdict:
     """Check G7: covariances are symmetric and positive definite, and residuals within them.
 
-    covariances: matrices of any size of each unit, by a readable name. residuals: each unit's, in standard
+    covariances: each unit's matrices, of any size, by a readable name. residuals: each unit's residuals, in standard
     uncertainties; `min_share` of them must lie within `k_sigma`.
     """
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"

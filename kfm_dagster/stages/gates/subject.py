@@ -125,7 +125,7 @@ class Subject:
     partition: PartitionFacts | None = None
     catalog: Sequence[CatalogOwner] | None = None
     sampled: bool = False
-    """Whether the units are a sample of their day, so that their number is not compared."""
+    """Whether the units are a sample of their day; G6 then does not count them."""
 
     @cached_property
     def current(self) -> tuple[Envelope, ...]:
@@ -143,7 +143,7 @@ class Subject:
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
-        """The measure of every geometry, by its identity, because units of a scene share a geometry."""
+        """The measure of each geometry, by its `id`; units of a scene share a geometry."""
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
@@ -176,7 +176,7 @@ def shortened(names: Sequence[str]) -> str:
 def partition_facts(contract: DatasetContract, partition: str, *, tx: Transaction) -> PartitionFacts | None:
     """Count the objects of a partition (`YYYY-MM-DD`); None for a contract without coverage.
 
-    Call it once in a run, because it reads the partition's records, 50,000 on a full day of imagery.
+    Call it once in a run: it reads all records of the partition, 50,000 on a full day of imagery.
     """
     if contract.coverage is None:
         return None

@@ -33,7 +33,7 @@ DIMENSION_OF: Mapping[str, str] = {
     "s": "[time]",
     "um": "[length]",
 }
-"""Unit > its dimension."""
+"""The dimension of each unit."""
 
 DIMENSION: Mapping[str, str] = {
     "1": "1",
@@ -42,7 +42,7 @@ DIMENSION: Mapping[str, str] = {
     "[time]": "[time]",
     "[time] ** -1": "1 / [time]",
 }
-"""Dimension in a contract's notation > the same dimension in pint's notation."""
+"""pint's notation of each dimension, by the notation in contracts."""
 
 SAME = frozenset({("metre", "m")})
 """Pairs of names of the same unit."""

@@ -45,8 +45,8 @@ class OnFailure(StrEnum):
     """The effect of a failing gate."""
 
     FAIL_UNITS = "fail_units"
-    """The units at fault leave the chain. A fault of the batch stops the stage. So does a fault of every unit of
-    several, if the gate has a stop."""
+    """The units at fault leave the chain. A fault of the batch stops the stage. So does a fault that all units share,
+    if there are several units and the gate has a stop."""
     STOP = "stop"
     """The stage fails."""
     RESTRICT = "restrict"
@@ -125,7 +125,7 @@ class Stop(StrEnum):
 
 
 STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
-"""Gate > the stop that it triggers if the card permits it; schema, coverage and uniqueness have none."""
+"""The stop that a gate triggers if the card permits it; schema, coverage and uniqueness have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
