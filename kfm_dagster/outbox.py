@@ -1,7 +1,7 @@
 """The durable queue (`outbox`): one row per (topic, subject, consumer) not yet delivered.
 
-A row exists from the commit that adds it. A claim has a number (`turn`) and a lease; several workers can deliver a
-topic, and after a worker's death its rows are claimed again. A failed delivery is deferred, by pauses that double.
+A row exists from the commit that adds it. Several workers can deliver a topic: a claim has a number (`turn`) and a
+lease, and the rows of a dead worker are claimed again. A failed delivery is deferred, by pauses that double.
 
 Belongs here: rows, leases and deferrals. Does not belong here: the content of entries, which belongs to their topics.
 """
@@ -59,7 +59,7 @@ class Outbox:
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Return the oldest due entry without claiming it, so two workers may deliver it.
+        """Return the oldest due entry without claiming it; another worker may deliver it as well.
 
         `after` names another consumer: a subject waits until its entry for that consumer is delivered.
         """

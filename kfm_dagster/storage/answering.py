@@ -24,7 +24,7 @@ PROBE = ".kfm-preflight"
 
 _MEND = "correct {setting}, the bucket or its permissions"
 NO_ROOM = os.strerror(errno.ENOSPC)
-"""Text of a full file system, also within obstore's text."""
+"""The system's text for a full disk, which the texts of obstore's errors contain."""
 MISSING, REFUSED = "there is no such bucket", "the store refuses access"
 
 

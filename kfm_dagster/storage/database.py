@@ -32,11 +32,12 @@ SQLITE_CACHE_KIB = 16 * 1024
 default cache of 2 MiB, these pages would be written and read again within the transaction."""
 SQLITE_CHECKPOINT_PAGES = 4_000
 """Pages (4 KiB) in the write-ahead log before a commit copies them into the database. A batch of a thousand units has
-more than SQLite's default of 1,000, so each commit would wait for the copy."""
+more than SQLite's default of 1,000; with the default, each commit would wait for the copy."""
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 """Result codes of SQLite for a file that is not a database, or is corrupt."""
 NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
-"""Codes of a full disk: PostgreSQL's (appendix A), and SQLite's, also of a database at its PRAGMA max_page_count."""
+"""Codes of a full disk: PostgreSQL's (appendix A) and SQLite's. SQLite's also means that the file has reached its
+PRAGMA max_page_count."""
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "58030", sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 """Codes of a server that is stopped, not ready or out of connections, and of a failing disk."""
 MAKE_ROOM = "free disk space for the database's files"
@@ -46,8 +47,9 @@ LACKING = "the database role lacks rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-"""The search path of a migration, which PostgreSQL's functions keep. PostgreSQL searches `pg_temp` first if the path
-lacks it. Listed last, `pg_temp` does not let a role's temporary tables shadow ours in the triggers."""
+"""Sets the search path of a migration; functions that the migration creates keep this path. PostgreSQL searches
+`pg_temp` first if the path lacks it, and a role's temporary tables would shadow ours in triggers. So the path names it
+last."""
 
 
 class Database:
@@ -55,7 +57,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # Kept as configured, because drivers quote the URL in that form, and redaction needs the secrets as quoted.
+        # The URL as configured: drivers quote it so in their errors, and redaction must find the secrets in that form.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -66,7 +68,7 @@ class Database:
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
         database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
         release, or older and may not be migrated here; NoLedgerError if a database to read has no ledger; and
-        ConfigurationError if the folder cannot be created.
+        ConfigurationError if the folder of a SQLite file cannot be created.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only), url)
@@ -213,7 +215,7 @@ class Transaction:
         self.run("locks.take", lock=name).close()
 
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
-        """Execute a named statement and build a value of a dataclass from each row (`row_values`)."""
+        """Execute a named statement and build a value of a dataclass from each row (`value_of`)."""
         return [value_of(kind, row) for row in self.run(name, parameters, **more).mappings()]
 
     def row(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> T | None:
@@ -263,7 +265,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         # Without this, Python's sqlite3 would begin deferred transactions; `_begin` begins them IMMEDIATE.
         connection.isolation_level = None
         cursor = connection.cursor()
-        # The journal mode is a property of the file, which a reader must not change.
+        # The journal mode is stored in the file, and a reader must not change the file.
         cursor.execute("PRAGMA query_only = ON" if read_only else "PRAGMA journal_mode = WAL")
         # FULL survives a power loss; NORMAL in WAL mode survives only a kill. FULL is cheap with a commit per batch.
         cursor.execute("PRAGMA synchronous = FULL")

@@ -202,9 +202,9 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     head = f"CREATE TRIGGER {trigger} BEFORE {event}\n"
     if dialect == "sqlite":
         when = f"WHEN {_all(conditions)}\n" if conditions else ""
-        # RAISE takes only a literal before SQLite 3.47. So a text with values is passed as a JSON path, because the
-        # error about a path that does not begin with $ quotes the path. The RAISE after it makes the statement
-        # abortable (rows that it changed earlier are restored), and raises the error when the id is null.
+        # RAISE takes only a literal before SQLite 3.47. So a text with values is passed as a JSON path: it does not
+        # begin with $, and SQLite refuses such a path with an error that quotes it. The RAISE after it makes SQLite
+        # restore rows that the statement changed earlier, and raises the error if the id, and so the path, is null.
         words = f"    SELECT json_extract('{{}}', {_words(event, name, *columns)});\n" if columns else ""
         return f"{head}{when}BEGIN\n{words}    SELECT RAISE(ABORT, '{name}');\nEND;"
     cheap = [condition for condition in conditions if "SELECT" not in condition]
@@ -212,7 +212,7 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     if len(cheap) == len(conditions):
         words = "', '".join((name, *columns))
         return f"{head}{when}EXECUTE FUNCTION kfm_refuse('{words}');"
-    # PostgreSQL allows no query in WHEN, so a function evaluates such conditions, if the others hold.
+    # PostgreSQL allows no query in WHEN, so a function evaluates such conditions, if the other conditions hold.
     queries = _all([condition for condition in conditions if condition not in cheap])
     words = _words(event, name, *columns) if columns else f"'{name}'"
     return (
@@ -263,7 +263,7 @@ def _append_only(dialect: str, table: str, rule: str, *keys: str) -> str:
 
 
 def _not_truncated(dialect: str, table: str, rule: str) -> str:
-    # SQLite's DELETE without WHERE fires existing row triggers.
+    # SQLite has no TRUNCATE; its DELETE without WHERE fires the triggers of the rows.
     return "" if dialect == "sqlite" else _of_statement("TRUNCATE", f"{table}_is_not_truncated", table, rule)
 
 
@@ -273,7 +273,7 @@ def _of_statement(events: str, trigger: str, table: str, rule: str) -> str:
 
 
 def _not_replaced(dialect: str, table: str, rule: str, *keys: str) -> str:
-    # SQLite's INSERT OR REPLACE deletes rows without a DELETE trigger.
+    # SQLite's INSERT OR REPLACE deletes rows, but fires no DELETE trigger.
     if dialect == "postgresql" or not keys:
         return ""
     repeats = " OR ".join(_there(table, key) for key in keys)

@@ -1,7 +1,7 @@
 """An object of a bucket, read by range from an object store, or from a folder in its place.
 
-Belongs here: the two handles, their heads of objects, and names for their failures. Does not belong here: which objects
-may be opened (`objects.py`) and the meaning of the bytes (`readers/`).
+Belongs here: the two handles, the heads that they return, and the codes of their failures. Does not belong here: which
+objects may be opened (`objects.py`) and the meaning of the bytes (`readers/`).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request in an operator's span; only an error's type is recorded, as texts have URLs."""
+    """Trace a request in an operator's span; of an error only the type is recorded, without URLs."""
     if not trace.get_current_span().is_recording():
         yield
         return

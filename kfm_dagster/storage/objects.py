@@ -90,9 +90,9 @@ class ObjectStores:
     ) -> ObjectHandle:
         """Open a data object or sidecar of the contract, without a request.
 
-        A known `size` and the `first` bytes of that version save later requests. If `etag` (without quotes) is set,
-        only that version of a bucket's object is read, else the version of the first answer. A folder ignores all
-        three, because its files are read in place.
+        If `etag` (without quotes) is set, only that version of a bucket's object is read, else the version of the first
+        answer. A known `size` and the `first` bytes of that version save later requests. A folder ignores all three,
+        because its files are read in place.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
@@ -274,7 +274,7 @@ def open_store(location: str) -> Store:
 
 
 class PrivateFolder(LocalStore):
-    """A local folder; only its user may read the folders created in it, as in KFM_HOME."""
+    """A local folder; folders created in it are for this user alone, as in KFM_HOME."""
 
     def put(self, path: str, file: Any, **options: Any) -> Any:
         """Put a file; folders are created for this user alone, while obstore opens them to all."""
@@ -317,7 +317,7 @@ def _folders(root: Path, above: str) -> list[str]:
 
 
 def s3_bucket(bucket: str, *, region: str, prefix: str = "", anonymous: bool = False) -> S3Bucket:
-    """Open a bucket at the configured endpoint, else at AWS's of the region. Raises ConfigurationError."""
+    """Open a bucket at the configured endpoint, else at AWS's in the region. Raises ConfigurationError."""
     endpoint = _endpoint_of(region)
     return S3Bucket(
         bucket, endpoint=endpoint, region=region, seconds=REQUEST_SECONDS, prefix=prefix, anonymous=anonymous
@@ -325,11 +325,11 @@ def s3_bucket(bucket: str, *, region: str, prefix: str = "", anonymous: bool = F
 
 
 def _endpoint_of(region: str) -> str:
-    """Return the configured S3 endpoint, or else AWS's of a region. Raises ConfigurationError."""
+    """Return the configured S3 endpoint, else AWS's for the region. Raises ConfigurationError."""
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         _refuse_plain_http(endpoint)
         return endpoint.rstrip("/")
-    # The region may be an Item's, and is a part of the host's name.
+    # Checked, because the region may come from an Item, and becomes a part of the host's name.
     if not REGION.fullmatch(region):
         raise ConfigurationError("not a region of AWS", observed=repr(region), expected="such as us-east-1")
     return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"

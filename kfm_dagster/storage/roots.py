@@ -39,7 +39,7 @@ class Root:
     setting: str
     location: str
     served: bool = False
-    """Whether a web server may read a folder of it."""
+    """Whether a web server may read the root, if it is a folder."""
 
     def holder(self) -> str | None:
         """Return the deployment id of the root's mark; None without a mark."""

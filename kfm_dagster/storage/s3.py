@@ -69,7 +69,7 @@ _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 class OddAnswerError(GenericError):
-    """An answer that HTTP or S3 does not allow, or an impossible one; the text does not quote it."""
+    """An answer that is impossible, or that HTTP or S3 forbids; the error's text does not quote it."""
 
     next_step: str | None = None
 
@@ -161,7 +161,7 @@ class S3Bucket:
     def try_put(self, path: str) -> None:
         """Check whether an object could be put, by a put on a condition that never holds.
 
-        Raises as `put` if it is not allowed. A store that ignores conditions puts an empty object.
+        Raises as `put` if the put is not allowed. A store that ignores conditions puts an empty object.
         """
         try:
             self._request("PUT", path, headers={"If-Match": _NO_VERSION})
@@ -315,8 +315,8 @@ class S3Bucket:
         """Return an answer's bytes. Raises OddAnswerError for more than `most`."""
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
-            # Copied, because a chunk references the connection's read buffer of up to 400 KB: without a copy, 128 KiB
-            # in a dozen chunks took 3 MB of each reading thread.
+            # Copied, because a chunk keeps the connection's read buffer of up to 400 KB alive: without copies, a dozen
+            # chunks of together 128 KiB took 3 MB for each reading thread.
             parts.append(bytes(chunk))
             most -= len(chunk)
             if most < 0:
