@@ -30,7 +30,7 @@ SECONDS = 10.0
 BUDGET_SECONDS = 30.0
 """After this time an evaluation begins no further message; the next evaluation continues."""
 SHORTEST_SECRET = 4
-"""Characters. Blotting out a shorter part of a URL would also hit ordinary words."""
+"""Least number of characters that are blotted out: a shorter part of a URL may also occur in ordinary words."""
 
 _ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
 _TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
@@ -53,7 +53,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An endpoint's answer. `service`: apprise's name of it; `error`: None for a sent message."""
+    """An endpoint's answer. `service`: apprise's name of the service; `error`: None if the message was sent."""
 
     service: str
     error: str | None = None
@@ -114,7 +114,7 @@ def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
     if service is None:
         return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
     for timeout in ("socket_connect_timeout", "socket_read_timeout"):
-        # Apprise's shorter default could send a message twice. A timeout in the URL is kept.
+        # With apprise's shorter default, a slow service would get a message twice. A timeout in the URL is kept.
         if timeout not in vars(service):
             setattr(service, timeout, seconds)
     shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself

@@ -88,7 +88,7 @@ def product_hours(
     """Return the expected and known objects of a day by product and settled hour.
 
     followed: when each product was first announced; products without an entry are not expected. None: the whole day was
-    requested, so every product is expected in every hour.
+    listed, so every product is expected in each hour in which it is due.
     """
     until = settled_until(coverage, at)
     seen = _by_product(coverage, counts)

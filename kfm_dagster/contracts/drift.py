@@ -80,7 +80,7 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
     yield from _missing("bucket", contracts.buckets, registry.buckets.keys() - contracts.buckets, registry.buckets)
     for arn, entry in registry.topics.items():
         is_excepted = arn in contracts.topics or arn in exceptions.untaken_topics or not entry.is_of_noaa
-        # A topic that replaces a missing one is named with it.
+        # A topic that resembles a missing topic is reported with the missing topic.
         if not is_excepted and not _resembling(arn, unlisted.keys() - registry.topics):
             namesakes = [user for name in living if _short(name) == _short(arn) for user in living[name]]
             kind = "topic-alike" if namesakes else "topic-untaken"
@@ -158,7 +158,7 @@ def _living(contracts: Iterable[DatasetContract]) -> list[DatasetContract]:
 
 
 def _short(name: str) -> str:
-    """Return a topic's name without region and account, a bucket's whole, in small letters."""
+    """Return a topic's name without region and account, or a bucket's name, in small letters."""
     return name.rpartition(":")[2].lower()
 
 

@@ -16,9 +16,9 @@ from typing import Any, NewType
 from kfm_dagster.contracts.issues import Issue, Severity
 
 SECTION = "section"
-"""Metadata of a field that an operator adds."""
+"""Key in the metadata of a field that an operator adds."""
 EXTENSION = "extension"
-"""Metadata of a field for which the ledger has no column."""
+"""Key in the metadata of a field for which the ledger has no column."""
 
 
 def section() -> Any:
@@ -40,7 +40,8 @@ WalId = NewType("WalId", str)
 
 
 COMPLETED_BY = " "
-"""Separator in `object_version` between an object's ETag and the sidecar that completes it; ETags have no blank."""
+"""Separator in `object_version` between an object's ETag and the sidecar that completes the object; ETags have no
+blank."""
 CLOSED = f"{COMPLETED_BY}closed"
 """`object_version` of a closing, which reads a chunk again as its volume's last chunk; chunks have no version."""
 
@@ -147,7 +148,7 @@ class StacResult:
     item_href: str | None = None
     content_sha256: str | None = None
     superseded: bool = False
-    """Whether a newer unit wrote the current Item, so that this unit was read and checked, but not registered."""
+    """Whether a newer unit wrote the current Item; this unit was then read and checked, but not registered."""
     superseded_by: WalId | None = None
     """The newer unit that wrote the current Item."""
     replaces: WalId | None = None

@@ -1,7 +1,7 @@
 """Formats of objects: sources, units and STAC extensions of a reader's fields, in `formats/<reader>.yaml`.
 
-A contract adds what its own dataset defines, such as the names of its files; its entries come first. A file whose name
-begins with `_` has what several readers share.
+A contract adds entries for its own dataset, such as for the names of its files; these entries come first. A file whose
+name begins with `_` has entries that several readers share.
 """
 
 from __future__ import annotations

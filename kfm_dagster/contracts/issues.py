@@ -1,7 +1,8 @@
 """Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
-Each operator has an enum. A dataset contract maps a code to `failed` or `suspect`. Codes that it does not name are
-`failed`, except four (`integrity_check.py`). Does not belong here: exceptions that stop a program (`errors.py`).
+Each operator has an enum. A dataset contract maps codes to `failed` or `suspect`. A code that the contract does not
+name means `failed`, except four (`integrity_check.py`). Does not belong here: exceptions that stop a program
+(`errors.py`).
 """
 
 from __future__ import annotations

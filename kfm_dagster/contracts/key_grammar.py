@@ -78,8 +78,8 @@ class KeyGrammarReader:
     def match(self, key: str, event_time: datetime | None = None) -> KeyMatch | None:
         """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps.
 
-        `event_time` is the object's event, or its Last-Modified. Keys without a time have the UTC day of the event as
-        their start (the dataset's first day for a caller that needs no time) and the event as their end.
+        `event_time` is the time of the object's event, or its Last-Modified. The range of a key without a time begins
+        with the UTC day of `event_time` and ends at `event_time`; callers without a time get the dataset's first day.
         """
         match = self._fullmatch(key)
         if match is None or not is_safe_key(key):
@@ -119,7 +119,7 @@ class KeyGrammarReader:
         return start, start
 
     def day_holding(self, day: date) -> date:
-        """Return the first day of the period (day, month, year) in the keys of a UTC day's objects."""
+        """Return the first day of the period (day, month or year) that a key of this UTC day states."""
         start = self.contract.storage.key_grammar.start
         if start == "event" or "%d" in start.format or "%j" in start.format:
             return day

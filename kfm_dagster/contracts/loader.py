@@ -1,7 +1,7 @@
 """Contract loader: YAML files to a registry, with the checks that span contracts.
 
 `ContractRegistry.load()` reads the built-in contracts of the package and the contracts of the user's folder. `draft`
-makes a contract for another dataset of a reader. It edits text, to keep the comments that cite each figure's source.
+derives a contract for another dataset of a reader: it edits the text of a built-in contract.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _of_texts(texts: tuple[tuple[str, str], ...]) -> ContractRegistry:
 def parse_contract(text: str, *, source: str) -> DatasetContract:
     """Build a contract from YAML, with its format's fields. Raises ContractError naming source, line and wrong key.
 
-    Cached, as contracts are frozen: parsing the built-in contracts takes two thirds of the time to open a pipeline.
+    Cached: parsing the built-in contracts takes two thirds of the time to open a pipeline, and contracts are frozen.
     """
     schema = "docs/spec/dataset-contract.schema.json"
     return with_format(parse(text, DatasetContract, source=source, error=ContractError, schema=schema))
@@ -57,7 +57,7 @@ class ContractRegistry:
 
     contracts: Mapping[str, DatasetContract]
     unfollowed: Mapping[str, DatasetContract] = field(default_factory=dict)
-    """Contracts of datasets that the deployment does not follow (KFM_DATASETS), by which their messages are ignored."""
+    """Contracts of datasets that the deployment does not follow (KFM_DATASETS); messages about them are ignored."""
 
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:

@@ -296,7 +296,7 @@ class DatasetContract(Strict):
         return pseudonym(self.id) if self.governed else self.id
 
     def is_live(self, day: date) -> bool:
-        """Return whether objects of a UTC day come: not on or after the day of the dataset's retirement."""
+        """Return whether objects of a UTC day can come: only before the day of the dataset's retirement."""
         return self.metadata.retired is None or day < self.metadata.retired.since
 
     def live_topics(self, day: date) -> list[str]:

@@ -45,7 +45,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 def _plain(text: object) -> object:
-    """Return a text without HTML tags and on one line, an empty one for nothing, and other values unchanged."""
+    """Return a text in one line without HTML tags, '' for None, and any other value unchanged."""
     return " ".join(re.sub(r"<[^>]*>", " ", text).split()) if isinstance(text, str) else "" if text is None else text
 
 
@@ -68,7 +68,7 @@ class RegistryEntry(BaseModel):
 
     @property
     def description(self) -> str:
-        """The first sentences of the entry's text, without Markdown; the registry has pages."""
+        """The first three sentences of the entry's text, without Markdown; the text may have pages."""
         sentences = _SENTENCE_END.split(re.sub(r"\[([^\]]*)\]\([^)]*\)|#{2,} |\*\*", r"\1", self.text))
         return " ".join(sentences[:3]) or self.title
 
@@ -150,8 +150,8 @@ class OpenDataRegistry:
     def retired_buckets(self, entry: RegistryEntry, sentence: str) -> frozenset[str]:
         """Return the buckets whose data a sentence of an entry retires.
 
-        These are the buckets that it names; else those of the entry whose title has the acronym that follows
-        "replaces"; else the entry's own.
+        These are the buckets that the sentence names; else the buckets of the entry whose title has the acronym that
+        follows "replaces" in the sentence; else the entry's own buckets.
         """
         if named := set(re.findall(r"[\w-]+", sentence)) & self.buckets.keys():
             return frozenset(named)

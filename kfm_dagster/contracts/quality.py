@@ -188,7 +188,8 @@ class Coverage(Strict):
 PEERS_KEPT = 24
 """Recent peers kept per product. Of 24, five may be truncated before a truncated size counts as usual."""
 FAR_OUT = 3
-"""Interquartile ranges beyond the quartiles (Tukey, Exploratory Data Analysis, 1977: values beyond are "far out")."""
+"""Distance from the quartiles, in interquartile ranges, beyond which a value is "far out" (Tukey, Exploratory Data
+Analysis, 1977)."""
 
 
 class Peers(Strict):
@@ -214,7 +215,7 @@ class PeerSizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> PeerSizes | None:
-        """Return the quartiles of the sizes above 0, which are sizes themselves; None without sizes."""
+        """Return the quartiles, each of which is one of the sizes (all above 0); None without sizes."""
         ordered = sorted(sizes)
         if not ordered:
             return None
@@ -224,7 +225,7 @@ class PeerSizes(NamedTuple):
     def expected(self, factor: float) -> tuple[int, int]:
         """Return the smallest and the largest size in bytes that is not suspect.
 
-        The bounds are Tukey's outer fences over the logarithms of the sizes, but at least the factor from the
+        The bounds are Tukey's outer fences over the logarithms of the sizes, but at least `factor` away from the
         quartiles.
         """
         margin = max(factor, (self.upper / self.lower) ** FAR_OUT)

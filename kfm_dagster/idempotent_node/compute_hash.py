@@ -44,7 +44,7 @@ class CodeFingerprint:
     image_digest: str | None = None
 
     def canonical(self) -> dict[str, str]:
-        """Return the hash's `code` member."""
+        """Return the member `code` of the hashed document."""
         image = {} if self.image_digest is None else {"image": self.image_digest}
         return {"sha": self.code_sha, "lockfile": self.lockfile_hash, **image}
 

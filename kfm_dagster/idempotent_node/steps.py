@@ -70,7 +70,7 @@ class StepMeter:
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
-        """Initialise the meter, which is slow, before a transaction that other writers wait for."""
+        """Initialise the meter. This is slow, so call it before a transaction that blocks other writers."""
         if self._energy is not None:
             self._energy.prepare()
 

@@ -1,4 +1,4 @@
-"""The log of intents (`etl_wal`): a node's work, written before it begins and never deleted.
+"""The log of intents (`etl_wal`): a node's work, recorded before the work begins, never deleted.
 
     PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
 
@@ -40,7 +40,7 @@ class IntentStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """A row of `etl_wal`. `payload` suffices for a rerun; `claimed` are the effect's units."""
+    """A row of `etl_wal`. `payload` suffices for a rerun; `claimed`: the units that the node claimed."""
 
     wal_id: int
     run_id: str

@@ -130,7 +130,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
         units=len(units),
         items=items,
         missing_units=bucket.missing,
-        # Without a time in its key, an object is listed under the day of its newest version alone.
+        # An object whose key has no time is listed only under its newest version's day; other days seem to lack it.
         missing_objects=sorted(gone) if contract.storage.key_grammar.has_times else (),
         missing_items=missing,
         remakeable=[
@@ -159,7 +159,7 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Compared only if messages name versions (a chunk is written once), and on AWS, where they name the listed ETag.
+    # Compared only if messages name versions (a chunk is written once), and on AWS, where a version is the listed ETag.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -233,7 +233,7 @@ def _without_item(
 
 
 def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: _Names) -> list[str]:
-    """Return the objects whose unit lacks lineage on a path, or a published file of it."""
+    """Return the objects whose unit lacks lineage on a path, or whose lineage file is missing."""
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)
@@ -250,7 +250,7 @@ def _stray(
     """Return the day's number of Items, and the Items that belong to no recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _answered_for(row)]
-    # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.
+    # Datasets that share a collection share its folder, so the files are compared only for the collection's owner.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
         # After a restore of the ledger, files of coming Items may exist already; their units will write them again.
@@ -306,7 +306,7 @@ def repair_day(
 
 
 def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
-    """Create the units of a chunk of objects in the transaction of its governance entry."""
+    """Create the units of a chunk of objects, and log the repair, in one transaction."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
         # A run needs a partition, and a day before the window has none, so the window is extended.

@@ -37,7 +37,7 @@ def open_run_states(
     place = _place(configured)
     is_claimed = _refuse_two(database, place)
     store = _open(database, place, branch)
-    # Nothing is written if the claim exists.
+    # An existing claim is not written again.
     if place != RELATIONAL and not is_claimed:
         with database.transaction() as tx:
             tx.run("run_state.claim", _claim(place, branch=branch, at=clock()).as_json())

@@ -71,7 +71,7 @@ class Outcome(StrEnum):
     """Outcome of a node in a run."""
 
     SUCCESS = "success"
-    """Every input unit passed; the only outcome that lets a later call skip."""
+    """Every input unit passed. Only after this outcome does a later call skip the node."""
     FAILED = "failed"
     """The node raised, or no unit passed."""
     PARTIAL = "partial"

@@ -5,9 +5,9 @@ chunk per transaction, and the sensor `nodd_ledger` plans the runs of their unit
 fewer bulk units are in flight than the live share allows. Succeeded units stay unchanged, and failed units are requeued
 with the reason `backfill`, so repeating a backfill changes nothing else.
 
-A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of a dataset's single day, with the interval
-in the id. The database accepts an id once, so an interval has at most one listing, with any number of processes and
-crashes.
+A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset; its id contains
+the interval. The database accepts an id once, so an interval has at most one listing, whatever the number of processes
+and crashes.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
@@ -72,7 +72,7 @@ class Backfills:
         decision: Decision,
         selection: Selection | None = None,
     ) -> Backfill:
-        """Record a backfill for the sensor `nodd_due`; days before the partition window extend it.
+        """Record a backfill for the sensor `nodd_due`; earlier days extend the partition window.
 
         `selection` is the spec of the backfill, if a person has written one. Raises the errors of `days`.
         """
@@ -119,7 +119,7 @@ class Backfills:
         """Return each dataset's days to list, from its first day (storage.first_day) on.
 
         Raises ContractError for an unknown dataset, RefusedError for a dataset that is switched off, BackfillError for
-        a window that is empty, holds no day of a dataset's objects, or ends in the future.
+        a window that is empty, has no day on which a dataset has objects, or ends in the future.
         """
         today = self.pipeline.clock().date()
         names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})

@@ -85,7 +85,7 @@ class Backfill:
 class DayProgress:
     """A day of a dataset. `units` counts the day's records by status, from every source.
 
-    `left_out` has the keys in an ended listing that gave no unit (`ingest.discovery.LeftOut`).
+    `left_out` has the keys that gave no unit, once the listing has ended (`ingest.discovery.LeftOut`).
     """
 
     dataset: str

@@ -30,7 +30,7 @@ from kfm_dagster.storage.statements import value_of
 LOOK_LIMIT = 10_000
 """Maximum dead letters per look; SQS allows 120,000 messages in flight per queue."""
 OLDEST_SAMPLE = 100
-"""Dead letters that a status receives to find the oldest, because SQS has no attribute for the oldest message's age."""
+"""Dead letters that `status` receives to find the oldest, because SQS does not report the oldest message's age."""
 
 
 @unique
@@ -53,8 +53,8 @@ class DeadLetterClass(StrEnum):
 class KnownUnit:
     """A unit and its status in the ledger.
 
-    `requeued_with` is its error code when a drain last requeued it; `no_replay` is why the policy does not allow a
-    failed unit another attempt, None if it does.
+    `requeued_with` is its error code when a drain last requeued it; `no_replay` is why the policy allows a failed unit
+    no further attempt, or None.
     """
 
     wal_id: WalId

@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""Recurred units with the same error code that stop a drain, because five have a common cause."""
+"""A drain stops when so many units recur with the same error code: five have a common cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",
@@ -192,7 +192,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine failed units that have no further attempt (WSM-12); the others keep their message."""
+    """Quarantine failed units without a further attempt (WSM-12); messages of the others stay."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

@@ -33,7 +33,7 @@ MAX_BATCH_SIZE = 1_000
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
 OUTSIDE_SELECTION = {NOT_SELECTED, BEYOND_LIMIT}
-"""Reasons of messages outside the selection, which a command's report omits."""
+"""Reasons for leaving messages that are outside the selection; a command's report omits these messages."""
 
 
 @unique

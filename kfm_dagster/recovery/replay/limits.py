@@ -28,7 +28,7 @@ class Limits:
 
     max_selection_records: int = 50_000
     max_records_of_days: int = 100_000
-    """Limit of records for a selection with a first and last day, as for all Items of a release in a range.
+    """Limit of records for a selection with a first and last day, such as all Items of a release in a range of days.
 
     A month of HRRR or 3 days of NEXRAD: about 160 MB in memory, 17 minutes at prod's rate.
     """
@@ -58,7 +58,7 @@ LIMITS: Mapping[Environment, Limits] = {
         batches_in_flight=16,
         max_window=timedelta(days=92),
     ),
-    # 5,000 records are ten batches of 500; at a batch per two seconds, the bulk lane never has more than a run claims.
+    # 5,000 records are ten batches of 500. At a batch per two seconds, no more bulk units wait than a run claims.
     Environment.PROD: Limits(
         max_selection_records=5_000,
         max_batch_size=500,

@@ -254,7 +254,7 @@ def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
 
 
 def _run(row: RowMapping) -> ReplayRun:
-    # The source names the replay in the error of a spec that this release cannot read any more.
+    # If this release cannot read the spec any more, the error names the replay by `source`.
     selection = selection_of(row["spec"], source=f"replay {row['replay_run_id']}")
     decision = Decision(actor=row["actor"], reason=row["reason"], change_ref=row["change_ref"])
     return value_of(ReplayRun, {**row, "selection": selection, "decision": decision})

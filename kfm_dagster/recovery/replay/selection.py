@@ -193,7 +193,7 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _reason_is_no_retry(self) -> Selection:
-        # With this reason, which contracts use, units would enter the live lane without a decision.
+        # Automatic retries have this reason: units requeued with it would enter the live lane without a decision.
         if self.replay_reason == ReplayReason.RETRY:
             raise ValueError("another metadata.labels.replay_reason than 'retry', which is the contract's own")
         return self
