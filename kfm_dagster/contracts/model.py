@@ -118,13 +118,13 @@ class MetadataRules(Strict):
     )
     key_values: KeyValues = Field(
         {},
-        description="Values of the object that must agree with its key, else key_mismatch: by field (`native.` "
-        "before a reader's own values, `layers.` for each layer), by group of the key, by pattern of the group's text.",
+        description="Values of the object that must agree with its key, else key_mismatch. Nested by field (`native.` "
+        "before a reader's own values, `layers.` for each layer), group of the key, and pattern of the group's text.",
     )
     areas: dict[str, dict[Regex, Area]] = Field(
         {},
-        description="West, south, east and north in degrees of objects that state no place themselves: by group of the "
-        "key, by pattern of the group's text; the first match applies.",
+        description="West, south, east and north in degrees, for objects that state no place. Nested by group of the "
+        "key and pattern of the group's text; the first match applies.",
     )
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field(

@@ -62,7 +62,7 @@ class Citation(Strict):
     version: _Text = Field(description="Revision or edition of the document.")
     anchor: _Text = Field(description="Section, table or template.")
     kind: AnchorKind = Field(
-        description="Its kind: P postulate, S minimal equation, M metrology process, I implementation binding."
+        description="Kind of anchor: P postulate, S minimal equation, M metrology process, I implementation binding."
     )
 
 
@@ -73,12 +73,12 @@ class Quantity(Strict):
     unit: str = Field(
         max_length=40,
         description='E.g. "m", "degree", "m/s"; "1" for counts, codes and fractions. If a dataset has grids in several '
-        "units, the fields of a projection are declared in each, and the unit of an object's own axes counts.",
+        "units, declare a projection's fields once per unit; to an object the declaration in its axes' unit applies.",
     )
     dimension: str | None = Field(
         None,
         pattern=r"^(1|\[[a-z]+\]( ?[*/] ?\[[a-z]+\]| ?\*\* ?-?\d)*)$",
-        description='E.g. "[length]", "[length] / [time]", "1" for none. STAC defines it for its own fields.',
+        description='E.g. "[length]", "[length] / [time]", "1" for none. STAC defines the dimension of its own fields.',
     )
     minimum: float | None = Field(None, description="Smallest possible value, in the unit.")
     maximum: float | None = Field(None, description="Largest possible value, in the unit.")
@@ -102,8 +102,8 @@ class ExpectedProduct(Strict):
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field(
         {},
-        description="Extension fields of the ledger with the value that counts; `a|b` gives a product for each value, "
-        "and `name` then has the values as {field}.",
+        description="Extension fields of the ledger, each with the value that an object must have. `a|b` declares a "
+        "product for each value; {field} in `name` stands for the value.",
     )
     per_hour: PositiveInt = Field(
         description="Objects whose time begins within a UTC hour; if their number varies, the usual minimum."
@@ -111,7 +111,7 @@ class ExpectedProduct(Strict):
     every_seconds: PositiveInt | None = Field(
         None,
         description="Seconds from a scan, frame or run to the next. After twice that time without an announcement the "
-        "product is silent. Default: the longest time between two of `hours`, else an hour by per_hour.",
+        "product is silent. Default: the longest time between two `hours`, or without `hours` an hour / per_hour.",
     )
     hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
         [], description="UTC hours in which the product is due. Default: all."
@@ -201,7 +201,8 @@ class Peers(Strict):
     factor: float = Field(
         gt=1,
         le=1000,
-        description="No size within this factor of its peers' middle half is suspect; peers that vary allow more.",
+        description="A size within this factor of its peers' middle half is not suspect; if the peers vary much, the "
+        "factor is larger.",
     )
     minimum: int = Field(8, ge=4, le=PEERS_KEPT, description="Least number of peers for a comparison.")
 

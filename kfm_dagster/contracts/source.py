@@ -40,7 +40,7 @@ class Topic(Strict):
     arn: TopicArn
     message_shape: MessageShape = "s3-event"
     until: date | None = Field(
-        None, description="First UTC day without messages, e.g. of a retired satellite. Default: it delivers."
+        None, description="First UTC day without messages, e.g. after a satellite's retirement. Default: none."
     )
 
 
@@ -110,8 +110,8 @@ def refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
 class ImpliedGroup(Strict):
     """A group that is not in the keys, because another group implies its value."""
 
-    by: str = Field(description="The group of the pattern.")
-    values: dict[str, list[str]] = Field(description="Each value with the values of the other group that imply it.")
+    by: str = Field(description="Group of the pattern that implies the value.")
+    values: dict[str, list[str]] = Field(description="Each implied value with the values of `by` that imply it.")
     otherwise: str
 
     def of(self, value: str) -> str:
@@ -133,12 +133,13 @@ class KeyGrammar(Strict):
     )
     implied: dict[str, ImpliedGroup] = Field(
         {},
-        description="Groups that times, key values, mirrors, the Item's id and the reader can use in addition to the "
-        "pattern's. An Item's fields of GRIB2 begin with the group `prefix`, else with the key's first word.",
+        description="Groups besides the pattern's, for times, key values, mirrors, the Item's id and the reader. The "
+        "names of an Item's grid properties (GRIB2, NetCDF) begin with the group `prefix`, else with the key's first "
+        "word.",
     )
     start: TimeField | Literal["event"] = Field(
         description="event: the keys have no time. A unit then belongs to the UTC day of its event (from a listing: of "
-        "Last-Modified), and its time range is that day until the event."
+        "Last-Modified), and its time range lasts from the beginning of that day to the event."
     )
     end: TimeField | None = Field(None, description="Default: the start.")
     end_offset_hours: str | None = Field(None, description="Group that holds hours after the start (forecast lead).")
@@ -182,7 +183,7 @@ class Sidecar(Strict):
         ge=0,
         le=31 * 86_400,
         description="Maximum seconds by which the sidecar may be older than the object, by Last-Modified. An "
-        "even older sidecar may be of an earlier revision of the object (sidecar_outdated).",
+        "even older sidecar may describe an earlier revision of the object (sidecar_outdated).",
     )
 
 
@@ -197,7 +198,7 @@ class ScheduledListing(Strict):
         0,
         ge=0,
         le=366,
-        description="Days before today to list as well, e.g. because in January last year's objects are still written.",
+        description="Days before today to list as well, e.g. because last year's objects are still written in January.",
     )
 
 

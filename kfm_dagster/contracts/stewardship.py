@@ -52,14 +52,14 @@ class Masking(Strict):
 
     method: Literal["h3", "donut"]
     resolution: int | None = Field(
-        None, ge=0, le=FINEST_RESOLUTION, description="Of h3; edges of 1108 km (0) to 0.5 km (8)."
+        None, ge=0, le=FINEST_RESOLUTION, description="For h3: resolution, with edges of 1108 km (0) to 0.5 km (8)."
     )
-    minimum_m: float | None = Field(None, gt=0, description="Of donut: minimum displacement.")
-    maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="Of donut: maximum displacement.")
+    minimum_m: float | None = Field(None, gt=0, description="For donut: minimum displacement.")
+    maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="For donut: maximum displacement.")
     properties: list[str] = Field([], description="STAC properties that do not reveal the location.")
-    requested_by: _Name = Field(description="The steward who decided it.")
+    requested_by: _Name = Field(description="The steward who requested the masking.")
     reason: str = Field(min_length=1, max_length=1000, pattern=r"\S")
-    change_ref: _Name = Field(description="The change that approved it.")
+    change_ref: _Name = Field(description="The change that approved the masking.")
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Governance(Strict):
     care_label: str = "Public · Low-Risk"
     sensitivity: Literal["none", "restricted", "sensitive"] = Field(
         "none",
-        description="restricted: public outputs do not show the dataset's name, nor evidence its content. "
+        description="restricted: public outputs hide the dataset's name, and evidence omits the objects' content. "
         "sensitive: in addition, locations are generalised or not shown.",
     )
     indigenous_data_flag: bool = False

@@ -23,7 +23,7 @@ class VirtualStore(Strict):
     """Rule by which Items of a kind become the steps of a store, one store for each name and day."""
 
     match: dict[_Group, Regex] = Field(
-        description="Groups of the key grammar, each with a regular expression that its whole value matches."
+        description="Groups of the key grammar, each with a regular expression for the whole value of the group."
     )
     name: str = Field(
         pattern=r"^([A-Za-z0-9_.-]|\{\w+\})+$",
@@ -37,8 +37,8 @@ class VirtualStore(Strict):
     )
     fields: list[Regex] = Field(
         [],
-        description="Fields of GRIB2 objects: regular expressions of variable and level of the index as a whole, "
-        "such as `TMP 2 m above ground`. Each field takes a request.",
+        description="Fields of GRIB2 objects: regular expressions for the whole text of variable and level in the "
+        "index, such as `TMP 2 m above ground`. Each field costs a request.",
     )
     hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
         24, description="Hours of a day in each store; use fewer if a day has more chunks than a client can load."

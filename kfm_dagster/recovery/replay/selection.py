@@ -56,7 +56,8 @@ class SelectionMetadata(_Strict):
     description: str = Field("", max_length=1000, description="Purpose, in a sentence.")
     env: Environment = Field(description="dev, stage or prod; must equal KFM_ENV.")
     labels: dict[Text, Text] = Field(
-        {}, description="replay_reason (a governed reason, default incident) and incident_id have a meaning."
+        {},
+        description="Any labels. Two have a meaning: replay_reason (a governed reason, default incident), incident_id.",
     )
 
 
