@@ -1,7 +1,7 @@
 """Failpoints: points where fault injection can cut this process off from the world.
 
-Every commit and every external call has a failpoint before and after it, because a process that dies between the two
-does not know the outcome. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
+Every commit and every external call has a failpoint before and after it, because after a crash between the two, the
+outcome is unknown. Fault injection (`fault_injection`) acts at these points, as at TiKV's fail points. Belongs here:
 the closed list of failpoints, their labels, and the handler of a process. Does not belong here: the faults.
 Imports nothing of ours; without a handler, reaching a failpoint costs a comparison with None.
 """
@@ -15,8 +15,8 @@ from datetime import timedelta
 from enum import StrEnum, unique
 from typing import TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 @unique
@@ -32,7 +32,7 @@ class Failpoint(StrEnum):
     STAGE_COMPUTED = "stage.computed"
     """A node has finished, with its external effects; the stage is not committed."""
     STAGE_COMMITTED = "stage.committed"
-    """A stage is durable; acknowledging its messages, only allowed after its commit, has not begun."""
+    """A stage is durable; deleting its messages, which must follow the commit, has not begun."""
     QUEUE_RECEIVE_BEFORE = "queue.receive.before"
     """A receive request is about to be sent."""
     QUEUE_RECEIVE_AFTER = "queue.receive.after"
@@ -40,7 +40,7 @@ class Failpoint(StrEnum):
     QUEUE_DELETE_BEFORE = "queue.delete.before"
     """A batch of finished messages is about to be deleted."""
     QUEUE_DELETE_AFTER = "queue.delete.after"
-    """The messages are deleted, and the ledger still has them as due."""
+    """The messages are deleted; in the ledger, their deletion is still due."""
     QUEUE_VISIBILITY_BEFORE = "queue.visibility.before"
     """The visibility timeout of a batch of messages is about to change."""
     QUEUE_VISIBILITY_AFTER = "queue.visibility.after"
@@ -100,8 +100,8 @@ class Failpoint(StrEnum):
 
 
 Labels = Mapping[str, str]
-"""Labels of a failpoint: within a stage `dataset`, `operator`, `partition`, `run` and `units` (the size of its batch,
-"" before it is known), otherwise none."""
+"""Labels of a failpoint. Within a stage: `dataset`, `operator`, `partition`, `run` and `units` (the size of the stage's
+batch, "" while unknown). Outside of a stage: none."""
 Handler = Callable[[Failpoint, Labels], None]
 """Called at every failpoint; its error is raised there."""
 
@@ -140,14 +140,14 @@ def failpoint_context(**labels: str) -> Iterator[None]:
         _labels.reset(token)
 
 
-def with_context(work: Callable[[Given], Made]) -> Callable[[Given], Made]:
-    """Return `work` under the current labels, for a pool's thread, which starts without any."""
+def with_context(work: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """Return `work` with the current labels, because a pool's thread starts without labels."""
     labels = _labels.get()
     if not labels:
         return work
 
-    def labelled_work(given: Given) -> Made:
+    def labelled_work(argument: Argument) -> Result:
         with failpoint_context(**labels):
-            return work(given)
+            return work(argument)
 
     return labelled_work

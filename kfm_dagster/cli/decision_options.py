@@ -44,7 +44,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
 change_ref_option = click.option("--change-ref", help="Change or incident. Always needed for a release, and in prod.")
-# Eager, so that --reason, which a dry run does not need, sees it wherever it is typed.
+# Eager, so that --reason, which a dry run does not need, sees also a --dry-run that is typed after it.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
 REPLAY_REASON = "Replay reason: one of the ledger's, or of `reasons` in replay_plan.yaml."
 
@@ -53,8 +53,8 @@ class _Reason(click.Option):
     """Required, except for a dry run, which decides nothing."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        is_given = isinstance(value, str)
-        return super().process_value(ctx, value if is_given or not ctx.params.get("dry") else "dry run")
+        is_typed = isinstance(value, str)
+        return super().process_value(ctx, value if is_typed or not ctx.params.get("dry") else "dry run")
 
 
 def decision_options(command: Command) -> Command:

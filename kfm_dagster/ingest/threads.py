@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kfm_dagster.failpoints import Given, Made, with_context
+from kfm_dagster.failpoints import Argument, Result, with_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +18,7 @@ class Threads:
     most: int
     """Number of threads that read at once."""
 
-    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
+    def concurrently(self, work: Callable[[Argument], Result], batch: Iterable[Argument]) -> list[Result]:
         """Apply `work` to each element; return the results in the batch's order.
 
         A single thread is the caller's own, because a pool's thread would contend with the caller for the interpreter.

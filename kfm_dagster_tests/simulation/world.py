@@ -21,7 +21,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import IllegalTransitionError, KfmError
-from kfm_dagster.failpoints import Given, Made
+from kfm_dagster.failpoints import Argument, Result
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -132,7 +132,7 @@ class SimulatedThreads(Threads):
     actor: Actor
 
     @override
-    def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
+    def concurrently(self, work: Callable[[Argument], Result], batch: Iterable[Argument]) -> list[Result]:
         return [work(task) for task in batch]
 
     @override

@@ -158,7 +158,9 @@ def _moment(_context: click.Context, parameter: click.Parameter, value: str | No
 
 
 _SELECTING = (
-    click.option("--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML); no other option."),
+    click.option(
+        "--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML), instead of the options below."
+    ),
     click.option("--name", help="Name of the replay."),
     click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
     click.option(
@@ -179,9 +181,9 @@ _SELECTING = (
     click.option("--first-day", type=DAY, help="Of this UTC day or later."),
     click.option("--last-day", type=DAY, help="Of this UTC day or earlier."),
     click.option("--event-time-start", callback=_moment, help="Written at this time or later (2025-12-04T00:00:00Z)."),
-    click.option("--event-time-end", callback=_moment, help="Written before."),
-    click.option("--created-after", callback=_moment, help="Discovered then or later."),
-    click.option("--created-before", callback=_moment, help="Discovered before."),
+    click.option("--event-time-end", callback=_moment, help="Written before this time."),
+    click.option("--created-after", callback=_moment, help="Discovered at this time or later."),
+    click.option("--created-before", callback=_moment, help="Discovered before this time."),
     click.option("--attempts-max", type=COUNT, help="With at most this number of attempts."),
     click.option("--wal-id", "wal_ids", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
     click.option("--limit", "max_records", type=POSITIVE, help="Maximum number of records, oldest event first."),
@@ -214,8 +216,8 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     def selected(*, selection_file: Path | None, **typed: Any) -> SelectionOptions:
         parts = {name: value for name, value in typed.items() if value not in (None, [], ())}
         known = {parameter.name: parameter.opts[0] for parameter in click.get_current_context().command.params}
-        given = [*([] if selection_file is None else ["selection_file"]), *parts]
-        return SelectionOptions(file=selection_file, parts=parts, names=", ".join(known[name] for name in given))
+        used = [*([] if selection_file is None else ["selection_file"]), *parts]
+        return SelectionOptions(file=selection_file, parts=parts, names=", ".join(known[name] for name in used))
 
     return option_group(command, _SELECTING, "options", selected)
 

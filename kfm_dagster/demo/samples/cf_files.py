@@ -84,7 +84,7 @@ def nclimgrid(elements: Iterable[str], moments: Sequence[datetime]) -> bytes:
 
 
 def nclimgrid_daily_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first elements of a day's month."""
+    """Yield the files of the first `count` elements, each for a month up to a day."""
     first = datetime(day.year, day.month, 1, tzinfo=UTC)
     for name in ("prcp", "tavg", "tmax", "tmin")[:count]:
         key = f"beta/by-month/{day:%Y/%m}/{name}-{day:%Y%m}-grd-prelim.nc"
@@ -92,7 +92,7 @@ def nclimgrid_daily_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def nclimgrid_monthly_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first elements' records of some months until a day."""
+    """Yield the files of the first `count` elements, each for a year's months up to a day."""
     months = [datetime(day.year, number, 1, tzinfo=UTC) for number in range(1, day.month + 1)]
     for name in ("prcp", "tavg", "tmax", "tmin")[:count]:
         yield "noaa-nclimgrid-monthly-pds", f"nclimgrid_{name}.nc", nclimgrid([name], months)
@@ -127,7 +127,7 @@ def _sea_ice(day: date, *, north: bool, monthly: bool) -> bytes:
                 "axis": name.upper(),
             }
             variable(file, f"{name}grid", values.astype("<f4"), dimensions=[name], **standard)
-        # The real files' parameter, too, is 180 degrees off their text.
+        # In real files, too, this parameter differs from the meridian of the text by 180 degrees.
         sides = {"latitude": 70, "meridian": -45} if north else {"latitude": -70, "meridian": 0}
         mapping: dict[str, Any] = {
             "grid_mapping_name": "polar_stereographic",
@@ -142,12 +142,12 @@ def _sea_ice(day: date, *, north: bool, monthly: bool) -> bytes:
 
 
 def sea_ice_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the days of the first hemispheres, each with its manifest."""
+    """Yield the day's file of the first `count` hemispheres, each with its manifest."""
     yield from _both_hemispheres(day, count, f"daily/{day:%Y}/seaice_conc_daily_", f"{day:%Y%m%d}")
 
 
 def sea_ice_monthly_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the months of the first hemispheres, each with its manifest."""
+    """Yield the month's file of the first `count` hemispheres, each with its manifest."""
     yield from _both_hemispheres(day, count, "monthly/seaice_conc_monthly_", f"{day:%Y%m}")
 
 
@@ -200,7 +200,7 @@ def nwm_retrospective_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def nwm_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first files of the short range of noon; those of channels have no positions."""
+    """Yield the first files of noon's short-range forecast; files of channels have no positions."""
     run = datetime.combine(day, time(12), UTC)
     for lead, product in ((1, "channel_rt"), (2, "channel_rt"), (1, "land"), (1, "forcing"))[:count]:
         folder = f"{'forcing_' if product == 'forcing' else ''}short_range"
@@ -213,7 +213,7 @@ def nwm_samples(day: date, count: int) -> Iterator[Sample]:
 def _ocean(
     valid: datetime, longitudes: Any, latitudes: Any, names: tuple[str, ...], places: tuple[str, str], *, clock: str
 ) -> bytes:
-    """Make a file of an ocean model by the positions of its cells, nodes or stations, and the names of all three."""
+    """Make a file of an ocean model; `names` are its dimensions, `places` its variables of positions."""
 
     def write(file: h5py.File) -> None:
         _clock(file, [valid], datetime(2016, 1, 1, tzinfo=UTC), clock)
@@ -247,7 +247,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first files of a run, whose positions are too many to be read: they are not written here."""
+    """Yield the first files of a run. No positions are written, because real files have too many to read."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:
@@ -265,5 +265,5 @@ def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
 
     leads = {"2ds_f024_diag": 24, "2ds_f024_prog": 24, "2ds_n024_ice": 0, "3dz_f048_daily_3ztio": 48}
     for name, lead in list(leads.items())[:count]:
-        made = content(run + timedelta(hours=lead), ["ssh", "sst"])
-        yield "noaa-nws-rtofs-pds", f"rtofs.{run:%Y%m%d}/rtofs_glo_{name}.nc", made
+        encoded = content(run + timedelta(hours=lead), ["ssh", "sst"])
+        yield "noaa-nws-rtofs-pds", f"rtofs.{run:%Y%m%d}/rtofs_glo_{name}.nc", encoded

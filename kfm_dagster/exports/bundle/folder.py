@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _CERTIFICATE = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 _SMALL = 1 << 20
-"""Most bytes of manifest and signature, which are read whole; ours have at most 2 KB."""
+"""Maximum bytes of manifest and of signature, because both are read whole; ours have at most 2 KB."""
 _SHOWN = 5
-"""Most faults in an error, which is a single line."""
+"""Maximum faults in the single line of an error."""
 
 
 def verify_release(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, Manifest]:
@@ -46,13 +46,13 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, 
 
     Raises RefusedError naming the files at fault. Sizes and sums are compared only if the signature is valid.
     """
-    present_paths, faults = _standing(folder)
+    present_paths, faults = _present(folder)
     release = None
     try:
-        # Without either of them the other files cannot be verified; the missing file is a fault already.
+        # Without manifest or signature, the other files cannot be verified; the missing file is a fault already.
         if {content.MANIFEST, content.SIGNATURE} <= present_paths:
             release = _, manifest = _signed(folder, certificates)
-            # `SHA256SUMS` follows from the manifest, whose signature vouches for it, too.
+            # The manifest determines `SHA256SUMS`, so its signature vouches for these sums, too.
             sums = manifest.sums()
             of_sums = SummedFile(path=content.SUMS, size=len(sums), sha256=hashlib.sha256(sums).hexdigest())
             expected = (*manifest.files, of_sums)
@@ -71,7 +71,7 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, 
     return release
 
 
-def _standing(folder: Path) -> tuple[frozenset[str], list[str]]:
+def _present(folder: Path) -> tuple[frozenset[str], list[str]]:
     """Return the layout's regular files in the folder, and the faults of its entries."""
     regular: set[str] = set()
     faults: dict[str, str] = {}

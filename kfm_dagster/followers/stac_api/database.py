@@ -93,7 +93,7 @@ class StacApiDatabase:
                 yield connection
         except DBAPIError as error:
             raise FollowError(
-                observed=self._said(error), next_step="check that the database of KFM_STAC_API_DSN answers"
+                observed=self._error_text(error), next_step="check that the database of KFM_STAC_API_DSN answers"
             ) from error
 
     @contextmanager
@@ -126,7 +126,7 @@ class StacApiDatabase:
                 return self._install()
         except DBAPIError as error:
             raise DatabaseUnavailableError(
-                observed=self._said(error), next_step="start the database or correct KFM_STAC_API_DSN"
+                observed=self._error_text(error), next_step="start the database or correct KFM_STAC_API_DSN"
             ) from None
 
     def _install(self) -> Mapping[str, str]:
@@ -164,7 +164,7 @@ class StacApiDatabase:
             database.disconnect()
             database.close()
 
-    def _said(self, error: DBAPIError) -> str:
+    def _error_text(self, error: DBAPIError) -> str:
         return f"{shown(self.url)}: {without_secrets(str(error.orig).strip(), self.url)}"
 
 
