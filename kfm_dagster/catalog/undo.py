@@ -130,8 +130,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file left by an uncommitted promotion of the same row was never current. Its hash is replaced by the hash of
-        the file before it, which that promotion's entry has.
+        A file may be left from a promotion of the same row that did not commit. Such a file was never current, so the
+        hash of the file before it is returned, from the entry of that promotion.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -247,7 +247,7 @@ def _undo(
             untouched[item_id] = row
             if any(map(is_own, ancestors)):  # the current version came after the promotions to undo
                 superseded.append(item_id)
-    steps += _left_in_sight(index, publisher, own, untouched)
+    steps += _files_without_row(index, publisher, own, untouched)
     # Before the rows, because an Item can leave the index only once its promotion is withdrawn.
     log.withdraw(entry.promotion_id for logged in own.values() for entry in logged)
     index.replace_rows(
@@ -261,7 +261,8 @@ def _undo(
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else earlier[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
     published = publisher.read([path for level in levels for path in level])
-    # Absent files stay in the list, because a promotion may have died after creating only the folder.
+    # A file to delete stays in the list even if it is absent. Deleting it also removes its folder, which a promotion
+    # may have created before it died.
     publish(
         publisher,
         [
@@ -295,7 +296,7 @@ def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion]
     return oldest
 
 
-def _left_in_sight(
+def _files_without_row(
     index: CollectionIndex,
     publisher: Publisher,
     own: Mapping[str, Sequence[Promotion]],

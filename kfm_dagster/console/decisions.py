@@ -86,16 +86,16 @@ Decide: TypeAlias = Callable[[PostedDecision], str]
 def decision_form(
     pages: Pages, path: str, decide: Decide, *, fields: tuple[str, ...] | None = (), is_override: bool = True
 ) -> Route:
-    """Return the route of a decision's form; `fields` are its further fields, None to allow any (a filter's).
+    """Return the route of a decision's form, with `fields` besides reason and change reference.
 
-    An override needs a change reference in prod. Answers raise BadRequestError, KfmError and,
-    without a sign-in, HTTPException.
+    `fields` is None for the form of a filter, which may have any field. An override needs a change reference in prod.
+    Answers raise BadRequestError, KfmError and, without a sign-in, HTTPException.
     """
 
     def answer(request: Request, posted: Fields) -> Response:
         actor = pages.sessions.actor_of(request)
         if actor is None:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
+            raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; without a token, the console is read-only")
         values = parameters_by_name(list(posted.items()), known=(*_DECISION, *(posted if fields is None else fields)))
         reason, change_ref = (values.pop(name, "").strip() for name in _DECISION)
         make = partial(decision_in, pages.pipeline.settings.env) if is_override else Decision

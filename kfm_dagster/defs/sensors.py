@@ -66,7 +66,7 @@ def ingest_sensors(
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Receives from the SQS queue in parallel, lands the raw batch immutably, records every unit, and "
-        "requests a run for each day that has messages, over its datasets. Stops receiving once "
+        "requests a run for each day that has messages, with that day's datasets. Stops receiving once "
         "KFM_MAX_IN_FLIGHT_UNITS live units are pending or in progress, and while every dataset of the queue is "
         "switched off.",
     )
@@ -91,9 +91,9 @@ def ingest_sensors(
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Housekeeping: releases the units of dead runs and expired leases, starts due retries, delivers "
-        "lineage to the configured backend, and records the stored listings of failed runs. Requests the job that "
-        "collects evidence of quarantined units. Requests runs, live work first, for pending units that no active run "
-        "will claim.",
+        "lineage to the configured backend, and records the objects that failed runs have listed. Requests the job "
+        "that collects evidence of quarantined units. Requests runs, live work first, for pending units that no "
+        "active run will claim.",
     )
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -232,7 +232,7 @@ def due_sensor(
 ) -> dg.SensorDefinition:
     """Return the sensor of work that is due by the clock, not by a message; it is switched on.
 
-    It requests `jobs`: ingest and any job of radar beams.
+    It requests `jobs`: ingest, and the job of radar beams if a dataset has beams.
     """
 
     @dg.sensor(

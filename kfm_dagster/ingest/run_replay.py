@@ -53,7 +53,7 @@ class StageComparison:
     original_sha256: str
     replayed_sha256: str
     keys_differing: tuple[WalId, ...]
-    """Units with a result on one side only, sorted."""
+    """Units with a result in only one of original and replay, sorted."""
     results_differing: tuple[WalId, ...]
     """Units with two results that differ, sorted."""
 
@@ -154,8 +154,8 @@ class ReplayDivergedError(StageRefusedError):
         facts = diverging.as_json()
         super().__init__(
             f"{diverging.stage} of run {original} gives another result now",
-            observed=f"{counted(facts['keys_differing'], 'unit')} on one side only, {facts['results_differing']} with "
-            f"another result; the first is {facts['first']}",
+            observed=f"{counted(facts['keys_differing'], 'unit')} with a result in only one of original and replay, "
+            f"{facts['results_differing']} with another result; the first is {facts['first']}",
             expected="the original's outputs, which stay current",
             next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
         )
@@ -167,7 +167,7 @@ class ReplayDivergedError(StageRefusedError):
 
 @dataclass(kw_only=True)
 class ReplayedParse(ChainNode):
-    """Take over a run's succeeded units, once repeating the run has given equal results."""
+    """Claim the succeeded units of the original run, if its repeated stages give equal results."""
 
     operator = MessageParse.operator
 
@@ -277,8 +277,9 @@ class ReplayedParse(ChainNode):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Withdraw the original's Items.
 
-        Done only after the commit of the claims, because files are not transactional, and without a claim no run would
-        write the Items again. The units' next run writes them in any case, so an error here does not fail the replay.
+        The claims are committed before, because files cannot be rolled back with a transaction: if the claims were lost
+        and the Items withdrawn, no run would write the Items again. With the claims, the units' next run writes them in
+        any case, so an error here does not fail the replay.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
