@@ -80,7 +80,7 @@ def _refuse_excess(text: str) -> None:
     sizes: dict[str | None, int] = {}
     parts: list[tuple[str | None, int]] = [(None, 0)]
     for event in yaml.parse(text, Loader=_Loader):
-        mark: Any = event.start_mark  # either parser's
+        mark: Any = event.start_mark  # libyaml's and PyYAML's parsers have different types of marks
         if isinstance(event, yaml.CollectionStartEvent):
             parts.append((event.anchor, 1))
             if len(parts) > MOST_LEVELS + 1:
@@ -194,7 +194,7 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
         case "missing":
             return DocumentError(path=path, observed="nothing", expected="a value: the key is required", more=more)
         case _:
-            # The beginning of a whole section would not explain the fault.
+            # A fault of a whole section is described by its message, because the section's text would be cut off.
             is_section = first["type"] == "value_error" and isinstance(first["input"], Mapping)
             message = expectation(first["msg"])
             if is_section:

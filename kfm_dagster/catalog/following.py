@@ -81,7 +81,8 @@ class FollowerRunner:
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Remove a collection from a follower's output, refill it, and return the number of changes.
 
-        Raises FollowError, also while another process has the claim. `catch_up` then refills the output.
+        Raises FollowError if the follower fails, or while another process has the claim. If the output is already
+        removed by then, `catch_up` refills it.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -168,7 +169,8 @@ class FollowerRunner:
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
         """Return each Item's last change with content; leave out Items that have changed since.
 
-        An Item left out is delivered with its later change; if its file is lost, once the file is written again.
+        An Item left out is delivered with its later change. If its file is lost, it is delivered when the file has been
+        written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))
         if unsure:

@@ -363,7 +363,7 @@ def rules_of(node: ChainNode) -> Rules:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return a result's parameters besides the contract: areas and the displacement secret."""
+    """Return the parameter for masking: a hash of areas and displacement secret, if either applies."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}
@@ -381,7 +381,7 @@ def record_maskings(node: ChainNode, computed: Sequence[Envelope], tx: Transacti
 
 
 def _maskings(node: ChainNode, computed: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
-    """Yield each masking of a batch with its counts: the contract's, otherwise those of areas."""
+    """Yield the masking of the contract, or else of each area, with the number of masked units."""
     extracted = [unit.metadata.stac_properties for unit in computed if unit.metadata]
     if (masking := node.contract.governance.masking) is not None:
         if extracted:

@@ -1,9 +1,9 @@
 """Recording: write a batch of parsed messages or of listed objects to the ledger.
 
-Belongs here: writing units, deliveries and rejections in the caller's transaction, so that every message received from
-either queue is recorded; rejecting rows that the database refuses, with its error text and without effect on other
-rows; and units that read an object again. Does not belong here: receiving (`intake.py`), the dead-letter queue
-(`recovery/`), listing (`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
+Units, deliveries and rejections are written in the caller's transaction, for messages of the queue and of its
+dead-letter queue. If the database refuses a row, a rejection with the error text is recorded instead, and the other
+rows are written. Does not belong here: receiving (`intake.py`), the dead-letter queue (`recovery/`), listing
+(`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
 
 Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
 028): a later volume of the radar closes a volume without an end chunk; a unit then reads the closed volume's newest
@@ -52,7 +52,7 @@ def enter_listed(ledger: Ledger, chunk: Sequence[Envelope], tx: Transaction) -> 
 def ensure_units(
     ledger: Ledger, parsed: Sequence[ParsedMessage], *, lane: Lane = Lane.LIVE, tx: Transaction
 ) -> tuple[EnsureResult, list[ParsedMessage]]:
-    """Record every unit of the messages; return the messages with refused units as rejections."""
+    """Record every unit of the messages; in the returned messages, refused units are rejections."""
     units = {unit.wal_id: unit for message in parsed for unit in message.envelopes}
     ensured = ledger.ensure(units.values(), lane=lane, tx=tx)
     return ensured, [message.without(ensured.refused) for message in parsed]
@@ -154,9 +154,10 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 
 
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
-    """Return the unit that reads an object with a late sidecar; one for each pair of versions.
+    """Return the unit that reads an object again because of a late sidecar.
 
-    `version` is the sidecar's ETag, or empty. It has the times of the object's own unit; a newer unit supersedes both.
+    `version` is the sidecar's ETag, or empty. Each pair of an object's and a sidecar's version has one such unit. It
+    has the times of the object's own unit, so a newer unit supersedes both.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)
@@ -166,9 +167,9 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each endless volume that new units close; return the number.
 
     Runs in the transaction that admits the units. A chunk closes the previous volume of its radar, and its own volume
-    if a later volume is known, so that the order of admission does not matter. The closing unit has its chunk's times,
-    and the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later chunk's
-    Item replaces both.
+    if a later volume is known, so that the order of admission does not matter. The closing unit has the times and the
+    number of its chunk, and the version CLOSED. So its Item replaces the chunk's Item, and the Item of a chunk that
+    arrives later replaces the closing unit's Item.
     """
     feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

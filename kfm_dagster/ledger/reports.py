@@ -44,7 +44,8 @@ class EnsureResult:
 class SettleReport:
     """Final statuses of a batch. `failed` units may be retried, `quarantined` units not.
 
-    `lost` units had no claim of this run any more; `mismatched` successes have a difference that is not permitted.
+    The run no longer had the claim of `lost` units. `mismatched` units succeeded with a result that must not differ
+    from the earlier one, but does.
     """
 
     succeeded: tuple[WalId, ...] = ()

@@ -1,7 +1,7 @@
 """The landing zone: raw messages under the hash of their bytes.
 
-Belongs here: writing a batch once and reading it back unchanged. Does not belong here: the messages' meaning, the tick
-of a batch (the sensor's run keys), and deletion by retention (docs/retention.md).
+Belongs here: writing a batch once and reading it back unchanged. Does not belong here: the messages' meaning, and
+deletion by retention (docs/retention.md).
 """
 
 from __future__ import annotations

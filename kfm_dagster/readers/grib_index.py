@@ -1,9 +1,11 @@
 """GRIB index sidecars: the `.idx` inventories that wgrib2 writes beside an object.
 
 Belongs here: reading lines and checking them against an object. Does not belong here: the object's own bytes
-(`grib2_sections.py`). A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`. Qualifiers
-are an ensemble's member (`ENS=+1`) or statistic, a probability, an aerosol, a process; a last colon is none. The length
-of the last message is not in the file.
+(`grib2_sections.py`).
+
+A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`. A qualifier is an ensemble's
+member (`ENS=+1`) or statistic, a probability, an aerosol or a process. A colon at the end of a line adds no qualifier.
+The length of the last message is not in the file.
 """
 
 from __future__ import annotations

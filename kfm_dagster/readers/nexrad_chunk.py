@@ -1,12 +1,12 @@
-"""Reader of NEXRAD Level II chunks: a volume as far as written, by its newest chunk alone.
+"""Reader of NEXRAD Level II chunks: describes an unfinished volume from its newest chunk alone.
 
 A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
 metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so chunk n proves that n
 chunks were written. Each radial states position and coverage pattern. So no other chunk has to be read. Concatenated in
 order they are the archive's volume.
 
-Belongs here: the state of a volume by a chunk. Does not belong here: records (`nexrad_messages.py`), the radar
-(`nexrad_radar.py`), and the order of arrival (the catalog's).
+Belongs here: the state of a volume, derived from one chunk. Does not belong here: records (`nexrad_messages.py`), the
+radar (`nexrad_radar.py`), and chunks that arrive out of order (`catalog/`).
 
 Cost: the whole chunk, in one or two range requests of 128 KiB; real chunks have 2 to 120 KB.
 """
@@ -73,10 +73,10 @@ class Chunk:
 def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     """Read a chunk. Conforms to `Reader`.
 
-    `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk`, `kind`, and `version`, which the
-    contract states for the site and the first chunk's header must match. `start` and `datetime` are the key's time,
-    common to all chunks of a volume; `end` is the last radial's time, in the first chunk the start. A volume is
-    complete when its last radial has the status "end of volume"; a last chunk without that radial has a finding
+    `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind` from the key, and
+    `version` from the contract. The header of a first chunk must have this version. `start` and `datetime` are the
+    key's time, common to all chunks of a volume. `end` is the last radial's time, in the first chunk `start`. A volume
+    is complete when its last radial has the status "end of volume"; a last chunk without that radial has a finding
     COMPLETENESS_UNCHECKED. `request.closed` closes a volume that is not complete. Raises ReadError: UNREADABLE_FORMAT,
     TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH,
     PLATFORM_MISMATCH and KEY_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.

@@ -53,7 +53,7 @@ PARQUET = "application/vnd.apache.parquet"
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field by GDAL's tags, which are seconds since 1970."""
 UNPLACED = 32769
-"""GRIB2 grid template for which GDAL has values and no places; the Item has both."""
+"""GRIB2 grid template whose values GDAL reads without coordinates; these are computed from the Item."""
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """Maximum unpacked bytes of a gzipped object; real ones have up to 72 MiB (`readers/isd.py`)."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
@@ -74,7 +74,7 @@ def open_source(
     """Open an Item, or the newest Item of a dataset, or one of its fields.
 
     `source` is an Item, the address of its file, or a dataset's id. An id opens the dataset's `latest` Item with the
-    field and the properties. A virtual store of `stores` is opened, too; several are joined to one array. `field` names
+    field and the properties. `source` may also be a virtual store, or several as one array (`stores`). `field` names
     a NetCDF variable, or a GRIB2 field as in its index: `TMP:2 m above ground`, or `TMP` with `level`. Returns a
     DataArray for a field, else a Dataset. A radar volume is xradar's DataTree with a group for each sweep; station
     reports are a pandas DataFrame.
@@ -248,7 +248,7 @@ def _grid(item: Item, name: str | None) -> Any:
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
-    # Times are read from the message, because an Item with several messages has only one of them, or none.
+    # Times are read from the message, because an Item with several messages has at most one time.
     times = {name: tags.get(tag) for name, tag in TIMES.items()}
     return (
         grid.rename(variable)
@@ -296,7 +296,7 @@ def _rows(item: Item) -> Any:
         rows = pandas.read_parquet(content)
     if "DATA_VALUE" in rows:
         scales = {name: variable["ghcn:scale"] for name, variable in variables_of(item).items()}
-        if "ELEMENT" not in rows:  # the key alone has it
+        if "ELEMENT" not in rows:  # an object of a single element, which only its key names
             rows["ELEMENT"] = next(iter(scales))
         rows["value"] = rows["DATA_VALUE"] * rows["ELEMENT"].map(scales)
     moments = rows["DATE"] if "DATE" in rows else rows[["Year", "Month", "Day", "Hour", "Minute"]]

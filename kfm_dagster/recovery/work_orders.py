@@ -66,7 +66,7 @@ def release(
     replay_reason: str,
     tx: Transaction,
 ) -> int | None:
-    """Requeue all quarantined units or none; under review, return the id of a proposal instead.
+    """Requeue all units of `seen`, or none; if a review is required, return a proposal's id instead.
 
     Raises RecordMovedError for a unit that has left the seen version, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
@@ -116,9 +116,9 @@ def _release(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiscardPlan:
-    """Units to discard: versions of the named units with open cases, and counts by kind.
+    """Units to discard: the named units with open cases, each with its version.
 
-    `named` counts every named unit; units without a version were discarded or released before.
+    `named` also counts the units that cannot be discarded, because they were discarded or released before.
     """
 
     named: int

@@ -1,7 +1,7 @@
 """A node in a stage: wraps a node and adds batch, gates and run-state.
 
-Belongs here: a stage's additions to each member of a node, and the record of an output. Does not belong here: the
-order of calls (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
+Belongs here: the additions of a stage to each method of its node, and the record of an output. Does not belong here:
+the order of calls (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume
 
 GatedBatch = tuple[list[Envelope], GateDecision]
-"""A batch with marked units at fault, and the gates' decision."""
+"""A batch, in which the gates have marked the faulty units, and the gates' decision."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,7 @@ class StagedNode:
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     unlocked: str | None = None
-    """Why the clock is not locked, if the card restricts the output for that."""
+    """Reason why the clock is not locked, which restricts the output; None if it is locked."""
     gated: GatedBatch | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
     """The stored output."""
@@ -125,7 +125,8 @@ class StagedNode:
     def _lineage(self, kept: StageBatch, claimed: ManifestEntry | None) -> dict[str, Any]:
         """Return PROV-O nodes of the output and its sources, identified by their digests.
 
-        The sources are the inputs of the hashed content, because a second listing of a bucket could differ.
+        The sources are the inputs that were hashed before the computation. The node's inputs are not read again,
+        because a second listing of a bucket could differ.
         """
         # The ledger's entry describes the records before the claim; the claim's entry, of the same URI, replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
@@ -144,7 +145,7 @@ class StagedNode:
         return {"prov": [output, *derived]}
 
     def _with_gates(self, summary: ValidationSummary, gated: GatedBatch) -> ValidationSummary:
-        """Count units that a gate removed as failed, and add the restrictions of the output."""
+        """Move units that a gate removed from `passed` to `failed`, and add the output's restrictions."""
         envelopes, decision = gated
         removed = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
         reasons: set[str] = {
@@ -165,7 +166,7 @@ def _evaluated(decision: GateDecision) -> GateDecision | None:
 
 
 def _record_of(batch: StageBatch) -> dict[str, Any]:
-    """Return the record of a stage in `node_output`, sufficient to reuse its output.
+    """Return a stage's record for `node_output`, from which a later run can reuse the output.
 
     A summary's `product` is a file that the node writes besides its batch; lineage lists it as the step's output.
     """

@@ -41,7 +41,7 @@ from kfm_dagster.storage.signature import signed_headers
 MAX_RETRIES = 2
 """Retries of a request without an answer, or with a status of `_LATER`; afterwards the ledger retries."""
 REFUSAL_BYTES = 64 * 1024
-"""Limit of an answer to a shorter ranged request, because an error's text may be longer than the range."""
+"""Limit of an answer if the requested range is smaller, because an error's text may be longer than the range."""
 LISTING_BYTES = 16 * 1024 * 1024
 """Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
@@ -49,7 +49,7 @@ NO_TIME = datetime.fromtimestamp(0, UTC)
 HEADER_CHARS = 1024
 """Limit of a header; the headers of S3 are shorter than 100."""
 LARGEST_SIZE = 2**63 - 1
-"""Bytes that a column of the ledger can hold. S3's largest object has 50 TB."""
+"""Largest size of an object, in bytes, because the ledger stores sizes in 64 bits. S3's largest object has 50 TB."""
 PAGE = 1000
 """Keys of a listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse an answer other than [start, end) cut at the size."""
+        """Return the object's size; refuse other bytes than [start, end), or [start, size) if shorter."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")
@@ -252,7 +252,7 @@ class S3Bucket:
         return size
 
     def _time(self, parse: Callable[[str], datetime], text: str) -> datetime:
-        """Return a time in UTC, since 1970; a missing zone is UTC (RFC 5322, section 3.3: -0000)."""
+        """Return a time in UTC. Refuse times before 1970; no zone means UTC (RFC 5322, 3.3: -0000)."""
         try:
             time = parse(text)
             time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

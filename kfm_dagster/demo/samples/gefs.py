@@ -3,8 +3,8 @@
 Belongs here: deterministic objects of the members, their mean and their spread. Does not belong here: real data, nor
 how a message is written (`grib2_messages.py`).
 
-Leads are those of NCEP for the first 16 days: every third hour to 240, then every sixth to 384, which the fields at
-0.25 degrees do not have.
+The leads of the first 16 days are every third hour to 240, then every sixth hour to 384. Fields at 0.25 degrees end at
+240.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "
     utc = full_hour(run)
     if utc.hour not in CYCLES or member not in MEMBERS or (lead, product) not in _KINDS:
         raise ValueError(f"no key of cycle {utc:%H}, member {member!r}, product {product!r}, lead {lead}")
-    # Sub-centre 2: NCEP's ensembles. Data are of the control (3) or perturbed (4, code table 1.4). Generating process
-    # (NCEP ON388, table A) 107: GEFS, an ensemble forecast (4, code table 4.3).
+    # Sub-centre 2 is NCEP's ensembles. The type of data is the control forecast (3) or a perturbed one (4, code table
+    # 1.4). The generating process has type 4, ensemble forecast (code table 4.3), and number 107, GEFS (NCEP ON388,
+    # table A).
     origin = Origin(subcentre=2, data_type=3 if member == "c00" else 4, process=(4, 0, 107, 0, 0))
     fields = [replace(field, ensemble=_role(member)) for field in _FIELDS[product]]
-    # Sums begin at the last full six hours before the lead.
+    # A sum begins at the last multiple of six hours before the lead.
     summed = over_hours(max(0, (lead - 1) // 6 * 6), lead)
     steps = [(field, summed if field.accumulated else at_hour(lead)) for field in fields]
     grid = GRIDS[_RESOLUTIONS[product]]
@@ -91,7 +92,7 @@ def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _role(member: str) -> EnsembleRole:
-    """Return section 4 and the index text of a member (code table 4.6), the mean and the spread (4.7)."""
+    """Return a member's role in section 4 and in the index: code table 4.6, for mean and spread 4.7."""
     if member in {"avg", "spr"}:
         kind, text = {"avg": (0, "ens mean"), "spr": (4, "ens spread")}[member]
         return EnsembleRole(template=2, octets=bytes([kind, _SIZE]), text=text)

@@ -1,8 +1,8 @@
-"""MRMS samples: small, gzipped GRIB2 objects with the system's keys and grids.
+"""MRMS samples: small, gzipped GRIB2 objects with the keys and grids of MRMS.
 
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
-message is written (`grib2_messages.py`). Regions are two of the five, products four of some 240: mosaics that come
-every two minutes.
+message is written (`grib2_messages.py`). The samples have two of the five regions, and four of some 240 products. Each
+product is a mosaic that MRMS publishes every two minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FIRST = timedelta(seconds=39)
 """Mosaics are valid some seconds after the minute."""
 _FRAMES = timedelta(days=1) // CADENCE
 
-# Centre 161 (NSSL), master tables 255; the reference is the time of the observation (3), research (2) by radar (7).
+# Centre 161 is NSSL; version 255 of the master tables means that only the centre's own are used. Significance 3 is the
+# time of the observation, status 2 is research, type of data 7 is radar observations.
 _ORIGIN = Origin(centre=161, tables=(255, 1), significance=3, status=2, data_type=7, process=(8, 0, 97, 0, 0))
 _PNG = 41
 """Data representation template 5.41."""

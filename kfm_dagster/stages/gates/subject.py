@@ -1,7 +1,7 @@
 """Subject of the gates: a stage's batch, its contract, and facts of ledger and catalog.
 
-Belongs here: values, the extracted fields and the measured geometries, computed once for all gates, and the queries of
-the facts, a statement each in the caller's transaction. Does not belong here: rules (`evaluate.py`).
+Belongs here: the values that all gates share (extracted fields, measured geometries), each computed once; and the
+queries of the facts, each one statement in the caller's transaction. Does not belong here: rules (`evaluate.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kfm_dagster.stages.gates.verdict import Gates
 from kfm_dagster.storage.database import Transaction
 
 _DEPTHS = {"Point": -1, "MultiPoint": 0, "Polygon": 1, "MultiPolygon": 2}
-"""Geometry type of NODD datasets > depth of the arrays around a line of positions (RFC 7946, section 3.1)."""
+"""Levels of arrays around a line of positions, by geometry type (RFC 7946, section 3.1). A Point has -1, because its
+coordinates are a position, not a line of positions."""
 _LEAST = 4
 """Least number of positions of a closed ring (RFC 7946, section 3.1.6)."""
 
@@ -72,7 +73,7 @@ _LISTS = (list, tuple)
 _WHOLE = frozenset({
     "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
 })  # fmt: skip
-"""Objects that count as one field: texts of a hundred variables, and values that repeat `proj:transform`."""
+"""Objects that count as one field: their parts are texts of up to a hundred variables, or repeat `proj:transform`."""
 NAMED = 5
 """Names that a text lists; further names are only counted."""
 
@@ -84,7 +85,8 @@ class PartitionFacts:
     day: date
     counts: Sequence[ProductCount]
     followed: Mapping[str, datetime] | None = None
-    """Time of each product's first announcement to this deployment; None for a listed day, with all products due."""
+    """Time of each product's first announcement to this deployment. None for a day whose buckets were listed: then all
+    products are due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +193,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
 def catalog_owners(
     contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
 ) -> tuple[CatalogOwner, ...]:
-    """Return the units of current and former Items with the Item ids of a registered batch."""
+    """Return the catalog's units under the Item ids of a batch: of the current Items, and of those before."""
     registered = (unit.stac for unit in units if unit.stac is not None)
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:
