@@ -250,8 +250,8 @@ class Settings(BaseModel):
         validate_default=True,
         pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$",
         max_length=256,
-        description="Branch that run-state records. If run-state is outside the database, its path also contains the "
-        "branch. Default: the branch of KFM_RUN_STATE, or main.",
+        description="Branch that the records of run-state name. If run-state is outside the database, its path also "
+        "contains the branch. Default: the branch of KFM_RUN_STATE, or main.",
     )
     energy_grid: str = Field(
         "",

@@ -60,7 +60,9 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
         decision = Decision(actor=actor_of(pipeline.settings, actor), reason=reason)
         alert = AlertStore(pipeline.database, clock=pipeline.clock).acknowledge(alert_id, decision)
     click.echo(
-        json.dumps(json_row(alert)) if as_json else f"{alert.alert_id}: {alert.key} is {alert.acknowledged_by}'s now"
+        json.dumps(json_row(alert))
+        if as_json
+        else f"{alert.alert_id}: {alert.key}, acknowledged by {alert.acknowledged_by}"
     )
 
 

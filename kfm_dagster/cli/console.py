@@ -42,7 +42,7 @@ def mcp() -> None:
     """Serve read-only tools to an assistant over stdio.
 
     A server of the Model Context Protocol (extra mcp), which an assistant starts by itself: docs/mcp.md has its
-    configuration. The database refuses every write of it.
+    configuration. The database refuses every write of this server.
 
     Example: kfm mcp
     """

@@ -63,7 +63,7 @@ def list_datasets() -> list[dict[str, Any]]:
 @click.argument("dataset_id", type=DATASET, metavar="DATASET")
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
 @click.option("--bucket", help="Bucket of its objects. Default: the registry entry's, if it has one.")
-@click.option("--topic", help="ARN of the SNS topic that announces them; none where the other dataset has none.")
+@click.option("--topic", help="ARN of the SNS topic that announces them; left out if the dataset of --like has none.")
 @click.option("--from-registry", "entry_name", help="Entry of the AWS open-data registry: its file's name, no .yaml.")
 @click.option("--registry", "folder", type=FOLDER, help=f"Folder of the registry's files. Default: {CLONE}.")
 @click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")

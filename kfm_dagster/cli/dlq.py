@@ -68,7 +68,7 @@ _BOUNDING = (
         default=100,
         show_default=True,
         type=click.IntRange(1, MAX_BATCH_SIZE),
-        help="Messages received, and committed, together.",
+        help="Messages per batch, which are received and committed together.",
     ),
     click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="Maximum number of batches."),
     click.option("--limit", type=POSITIVE, help="Maximum number of messages. Default: no limit."),

@@ -27,7 +27,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @click.command()
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
-@click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
+@click.option("--expires", help="End: a duration (30m, 4h, 2d) or a time (2026-01-31T12:00:00Z). Default: no end.")
 @decision_options
 def pause(*, dataset: str, expires: str | None, **decided: Any) -> None:
     """Pause a dataset: nothing of it is received or written.

@@ -36,7 +36,7 @@ def stac() -> None:
 
 
 _collections = click.option(
-    "--collection", "collections", multiple=True, metavar="ID", help="This one alone; may be repeated."
+    "--collection", "collections", multiple=True, metavar="ID", help="Only this Collection; may be repeated."
 )
 
 
@@ -77,7 +77,7 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
     metavar="NAME",
     default=PgstacFollower.name,
     show_default=True,
-    help="What to fill again: the API, geoparquet, virtual-zarr, or another follower of the catalog.",
+    help="Output to fill again: the API, geoparquet, virtual-zarr, or another follower of the catalog.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:

@@ -237,7 +237,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release the run's claims; after a not compensable error, quarantine the units at fault.
+    """Release the run's claims; if the error cannot be compensated, quarantine the units at fault.
 
     Raises ClaimsLostError if the run has lost a claim.
     """
@@ -256,7 +256,8 @@ def _release_claims(
     lost = units - released
     if lost:
         raise ClaimsLostError(
-            observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
+            observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset} are lost, "
+            f"the first is that of {min(lost)}",
             expected="every unit still claimed by the run",
             next_step="none: the run that holds them completes the effects",
         )

@@ -100,7 +100,7 @@ class EvidenceCollector:
             except Exception as error:  # concerns this case's message or object only
                 redacted = redacted_error(error)
                 _LOG.exception("the evidence of %s has no message and no object", record.wal_id, exc_info=redacted)
-                note = object_entry(ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
+                note = object_entry(ObjectState.UNREADABLE, why=f"examining it failed with {type(error).__name__}")
                 content = bundle_of(case, record, history, observed=note, message=None)
             return self._bundles.put(content, suffix="json")
 

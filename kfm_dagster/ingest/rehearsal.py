@@ -147,7 +147,7 @@ def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterat
 
 
 def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, list[tuple[int, int]]]:
-    """Return the places of each group's text in a key, those of references to it included; none for an empty group."""
+    """Return where each group's text is in a key, also where a reference repeats it; leave out empty groups."""
     references: dict[str, str] = {}
 
     def as_group(reference: re.Match[str]) -> str:
@@ -164,7 +164,7 @@ def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, li
 
 
 def _lacking(name: str, properties: Mapping[str, Any]) -> str:
-    """Return the finding of a summary that the Item lacks, with the property of the same name under another prefix."""
+    """Return the finding that the Item lacks a summarised property; it may have it under another prefix."""
     alike = [other for other in properties if other.partition(":")[2] == name.partition(":")[2]]
     hint = f", but {alike[0]}: storage.key_grammar.implied.prefix sets the prefix" if alike else ""
     return f"stac.summaries: the Item has no {name}{hint}"
@@ -199,7 +199,7 @@ def _understood(contract: DatasetContract, bucket: str, key: str, written: datet
         raise ContractError(
             "the key has no time of the dataset",
             observed=error,
-            expected="storage.key_grammar with the key's times, and storage.first_day not after them",
+            expected="times in the key as storage.key_grammar describes them, not before storage.first_day",
         ) from None
     if match is None:
         raise ContractError(

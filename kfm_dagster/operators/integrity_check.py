@@ -94,7 +94,7 @@ def unreadable(contract: DatasetContract, error: Exception) -> Integrity:
     if isinstance(error, ObjectReadError):
         finding = (error.code, str(error.observed))
     else:
-        finding = (IntegrityIssue.STORAGE_UNAVAILABLE, f"the checks end in {type(error).__name__}")
+        finding = (IntegrityIssue.STORAGE_UNAVAILABLE, f"the checks failed with {type(error).__name__}")
     return _result(contract.integrity, ("exists",), [finding], head=None)
 
 

@@ -78,7 +78,7 @@ def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
     if isinstance(error, ObjectReadError):
         finding = (MetadataIssue.STORAGE_UNAVAILABLE, str(error.observed))
     else:
-        finding = (MetadataIssue.UNREADABLE_FORMAT, f"the checks end in {type(error).__name__}")
+        finding = (MetadataIssue.UNREADABLE_FORMAT, f"the checks failed with {type(error).__name__}")
     status, issues = apply_severities([finding], contract.metadata_extract.severities)
     return Metadata(status=status, issues=issues, checks_run=CHECKS[:1])
 

@@ -36,7 +36,7 @@ COLUMNS = ("ID", "DATE", "ELEMENT", "DATA_VALUE", "M_FLAG", "Q_FLAG", "S_FLAG", 
 _HEADER = b"ID,DATE,ELEMENT"
 """Beginning of the header line, which only some objects have."""
 _WORLD = {"type": "Polygon", "coordinates": [[(-180, -90), (180, -90), (180, 90), (-180, 90), (-180, -90)]]}
-"""Area of the network, of objects with several stations."""
+"""Area of the network: the geometry of objects with several stations."""
 _FLAGS = {
     "D": "failed duplicate check",
     "G": "failed gap check",
@@ -115,7 +115,7 @@ def read_ghcn_daily(request: ReadRequest) -> HeaderMetadata:
         raise ReadError(MetadataIssue.PLATFORM_MISMATCH, text)
     elements = sorted(element.decode("utf-8", "replace") for element in rows.elements)
     properties = _properties(rows) | ({"ghcn:csv": {"delimiter": ",", "header": bool(rows.header)}} if packed else {})
-    odd = f"{rows.odd} of {rows.count} rows have not {len(COLUMNS)} columns, or no day" if rows.odd else ""
+    odd = f"{rows.odd} of {rows.count} rows do not have {len(COLUMNS)} columns, or have no day" if rows.odd else ""
     return HeaderMetadata(
         start=first,
         end=last,
@@ -165,7 +165,7 @@ def _properties(rows: _Rows) -> dict[str, Any]:
     optional = {
         "platform": station.decode("ascii") if single and station.isalnum() else None,
         "ghcn:rows": rows.count if whole else None,
-        # Of Parquet the least and greatest identifier are known.
+        # Of Parquet, only the least and the greatest identifier are known.
         "ghcn:station-count": len(rows.stations) if whole and (single or rows.header is not None) else None,
         "ghcn:end-known": None if whole else False,
         "ghcn:quality-codes": {flag: text for flag, text in _FLAGS.items() if flag.encode() in rows.flags} or None,

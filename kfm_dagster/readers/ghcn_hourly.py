@@ -83,7 +83,7 @@ class _Rows:
     """Summary of an object's rows."""
 
     station: bytes
-    """Every row's, by the key."""
+    """Station that the key names; every row must be of it."""
     columns: Sequence[str] = ()
     identity: Mapping[str, int] = field(default_factory=dict)
     """Positions of the identity's columns."""
@@ -182,7 +182,11 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     positions = [(latitude, longitude) for latitude, longitude, _ in places if latitude is not None is not longitude]
     columns = len(rows.columns)
     cut = "the last row has no end of a line, so the object may be cut" if text.rest else ""
-    odd = f"{rows.odd} of {rows.count} rows have not the header's {columns} columns, or no time" if rows.odd else ""
+    odd = (
+        f"{rows.odd} of {rows.count} rows do not have the header's {columns} columns, or have no time"
+        if rows.odd
+        else ""
+    )
     return HeaderMetadata(
         start=first,
         end=last,

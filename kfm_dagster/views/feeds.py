@@ -107,7 +107,7 @@ class IgnoredFilter(OfDataset):
 
     reason: IgnoreReason | None = Field(None, description="Only for this reason.")
     bucket: str | None = Field(None, description="Only of this bucket.")
-    key_prefix: str | None = Field(None, description="Only objects whose key begins so.")
+    key_prefix: str | None = Field(None, description="Only objects whose key begins with this text.")
     message_id: str | None = Field(None, description="Only of SQS messages whose id begins with this text.")
 
 

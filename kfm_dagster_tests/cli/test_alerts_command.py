@@ -65,7 +65,7 @@ def test_an_alert_is_acknowledged_once_with_a_name_and_a_reason(
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "prod")
     code, out, _ = call("ack", "2", "--reason", "I compare both outputs", "--actor", "ann")
-    assert (code, out) == (ExitCode.DONE, "2: replay_divergence/run r7 is ann's now\n")
+    assert (code, out) == (ExitCode.DONE, "2: replay_divergence/run r7, acknowledged by ann\n")
     [alert] = call("list", "--json").rows
     assert (alert["state"], alert["acknowledged_by"], alert["acknowledged_why"]) == (
         "acknowledged", "ann", "I compare both outputs",

@@ -152,7 +152,7 @@ def test_a_valid_signature_in_another_form_is_refused(bundle: Written) -> None:
         )
         assert result.valid_sigs[0].certificate.upper() == bundle.signer.fingerprint, form
         bundle.put(SIGNATURE, change(raw))
-        assert f"observed {SIGNATURE} does not hold for {MANIFEST}: {reasons.get(form, '')}" in bundle.refusal(), form
+        assert f"observed {SIGNATURE} is not valid for {MANIFEST}: {reasons.get(form, '')}" in bundle.refusal(), form
 
 
 @pytest.mark.clause("PCS-19")

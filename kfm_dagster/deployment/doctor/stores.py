@@ -59,7 +59,7 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
     if not kinds:
         yield ok("everything is kept: retention.yaml names no kind")
         return
-    bounded = f"the ages of {kinds} are bounded"
+    bounded = f"{kinds} have a maximum age"
     lacking = {
         "expected": "a role that only reads (docs/retention.md)",
         "next_step": "run kfm init --retention-role NAME as the owner, then name that role in KFM_RETENTION_DSN",

@@ -110,7 +110,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, Manifes
     try:
         signed = verify_detached(manifest_text, signature, certificates)
     except BundleFaultError as error:
-        raise BundleFaultError(f"{content.SIGNATURE} does not hold for {content.MANIFEST}: {error}") from None
+        raise BundleFaultError(f"{content.SIGNATURE} is not valid for {content.MANIFEST}: {error}") from None
     try:
         manifest = Manifest.parse(manifest_text)
     except BundleFaultError as error:
