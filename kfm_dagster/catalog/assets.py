@@ -37,7 +37,7 @@ _SCHEME = "aws"
 _PLATFORM = "https://{bucket}.s3.{region}.amazonaws.com"
 """Template of a bucket's address (storage extension 2.0.0, platforms/aws-s3.json)."""
 _TYPES = {".gz": "application/gzip", ".parquet": "application/vnd.apache.parquet"}
-"""IANA's media types by the end of a key, whatever the contract's; any gzipped content has the first (RFC 6713)."""
+"""IANA's media types by the end of a key, which replace the contract's. RFC 6713 has one for any gzipped content."""
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MULTIHASH_MD5 = "d50110"
 """Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""

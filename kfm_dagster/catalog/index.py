@@ -91,7 +91,7 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """What Collections name besides Items: whether there is `geoparquet`, and the address of `virtual` stores."""
+    """Outputs that Collections link besides Items: `geoparquet` if it is written, `virtual` stores by address."""
 
     geoparquet: bool = False
     virtual: str = ""

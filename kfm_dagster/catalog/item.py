@@ -191,7 +191,7 @@ def _properties(
 
 
 def item_notice(governance: Governance) -> dict[str, str]:
-    """Return an Item's properties by its dataset's governance; an open dataset has none."""
+    """Return the properties that governance adds to a dataset's Items; none for an open dataset."""
     notice: dict[str, str] = {}
     if governance.sensitivity != "none":
         notice["kfm:sensitivity"] = governance.sensitivity

@@ -16,7 +16,7 @@ from kfm_dagster.storage.publisher import PublishError
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return the newest candidate per Item id, the last of equals, as registering in order would."""
+    """Return each Item id's newest candidate, as if all were registered in order: the last of equals."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)

@@ -21,7 +21,7 @@ REASON_LIMIT = 200
 
 _STAC = "https://schemas.stacspec.org/v1.1.0"
 _SPECS = {"catalog": "catalog-spec", "collection": "collection-spec"}
-"""Folders of core schemas in their addresses; all others are in `item-spec`. pystac has a single folder for all."""
+"""Folder in the address of a core schema, by default `item-spec`. In pystac all schemas are in a single folder."""
 _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"}
 
 

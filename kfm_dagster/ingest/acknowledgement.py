@@ -22,9 +22,10 @@ Due = TypeVar("Due", bound=DueMessage)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledger:
-    """Deletes and hides messages on the queue of their last receive, primary or dead-letter.
+    """Deletes and hides messages on the queue from which they were last received.
 
-    A drain receives from the dead-letter queue. A queue is connected only when a message is due; a backfill needs none.
+    This is the primary queue, or the dead-letter queue for messages of a drain. A queue is connected only when one of
+    its messages is due; a backfill needs no queue.
     """
 
     deliveries: Deliveries
@@ -49,7 +50,7 @@ class Acknowledger:
         return total
 
     def postpone(self, messages: Iterable[DueBackoff]) -> None:
-        """Hide messages for their number of seconds from now, each on the queue of its last receive."""
+        """Hide each message for its `seconds` from now, on the queue from which it was last received."""
         for queue, postponed in self._by_queue(messages):
             queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
 

@@ -195,7 +195,8 @@ def _own_body(body: str, record: NoddWalRecord) -> Any:
 def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
     """Return a message's envelope (None: raw delivery), payload, and records by object.
 
-    Parsed once for all its units. Keys are an object's URI with the record's ETag, or with None for its first record.
+    The message is parsed once for all its units. A record's key is its object's URI and ETag. An object's first record
+    also has the key of URI and None.
     """
     outer = _json_inside(body)
     enveloped = isinstance(outer, dict) and isinstance(outer.get("Message"), str)

@@ -152,7 +152,7 @@ def outcome_row(envelope: Envelope) -> dict[str, Any]:
 
 
 def claim_order(envelope: Envelope) -> tuple[bool, int, datetime, str]:
-    """Return the sort key of claims, which RETURNING returns in any order."""
+    """Return the sort key of claims, because the rows of RETURNING have no order."""
     return envelope.lane is Lane.BULK, PRIORITY_RANK[envelope.priority], envelope.event_time, envelope.wal_id
 
 

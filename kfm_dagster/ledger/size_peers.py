@@ -44,7 +44,7 @@ class SizePeers:
         self._places = places
         self._units = units
         self._known = known
-        self._found = {place: self._of(place) for place in set(places.values())}
+        self._peers = {place: self._of(place) for place in set(places.values())}
 
     @classmethod
     def of(cls, units: Sequence[Envelope], registry: ContractRegistry, tx: Transaction) -> SizePeers:
@@ -55,7 +55,7 @@ class SizePeers:
     def held_against(self, unit: Envelope) -> Envelope:
         """Return the unit with the peer sizes to compare its size with."""
         place = self._places.get(unit.wal_id)
-        return unit if place is None else unit.evolve(peer_sizes=self._found[place])
+        return unit if place is None else unit.evolve(peer_sizes=self._peers[place])
 
     def keep(self, created: Collection[WalId], tx: Transaction) -> None:
         """Store the sizes of new units, with a single statement; units without a size are skipped."""

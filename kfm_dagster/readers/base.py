@@ -101,7 +101,7 @@ class ReadError(Exception):
 
 
 def unchecked(*reasons: str | None) -> tuple[tuple[MetadataIssue, str], ...]:
-    """Return the finding that an object may lack a part, for those of the reasons that are not empty."""
+    """Return the finding that an object may lack a part, with the non-empty reasons; none without any."""
     text = "; ".join(filter(None, reasons))
     return ((MetadataIssue.COMPLETENESS_UNCHECKED, text),) if text else ()
 

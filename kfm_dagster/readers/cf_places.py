@@ -159,7 +159,7 @@ def _positions(header: NetcdfHeader) -> tuple[Array, Array] | None:
 
 
 def _pairs(header: NetcdfHeader) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield names of longitudes and latitudes of the same dimensions, with these."""
+    """Yield the names of a longitude and a latitude with the same dimensions, and the dimensions."""
     kinds = {name: axis_kind(variable) for name, variable in header.variables.items() if variable.dimensions}
     for x, y in ((x, y) for x, kind in kinds.items() if kind == "x" for y in kinds if kinds[y] == "y"):
         dimensions = header.variables[x].dimensions

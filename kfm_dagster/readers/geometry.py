@@ -47,7 +47,8 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     west, _, east, _ = polygon.bounds
     parts = [polygon]
     if west < -180 or east > 180:
-        # The share of each turn of the globe, moved into the first turn. Touching a meridian leaves no area.
+        # The part within each turn of the globe, moved into [-180, 180]. A part that only touches a meridian has no
+        # area.
         shares = [(polygon.intersection(box(turn - 180, -90, turn + 180, 90)), turn) for turn in (-360, 0, 360)]
         parts = [translate(part, -turn) for share, turn in shares for part in _polygons(share) if part.area > 0]
     wound = [part if part.exterior.is_ccw else part.reverse() for part in parts]
@@ -98,7 +99,8 @@ def rectangle(west: float, south: float, east: float, north: float) -> Mapping[s
         message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
     if round(span, _DECIMALS) == 360:
-        # Cut at the antimeridian its two parts would share another meridian, which is invalid.
+        # A full circle that begins elsewhere would be cut at the antimeridian into two parts with a common side, at its
+        # beginning. A MultiPolygon of such parts is invalid.
         west = -180.0
     steps = math.ceil(span / _LONGEST_SIDE)
     along = [west + span * step / steps for step in range(steps + 1)]
@@ -116,7 +118,7 @@ _STRAY = 0.005
 """Degrees by which a simplified outline may leave the grid's."""
 
 _ROUNDED = 1e-3
-"""Tolerance, as a share of a step, for corners that a file rounds to microdegrees, after a thousand steps."""
+"""Tolerance, as a share of a step: after a thousand steps, the error of corners rounded to microdegrees."""
 
 Array = npt.NDArray[np.float64]
 

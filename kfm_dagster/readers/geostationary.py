@@ -88,7 +88,8 @@ def _visible_outline(grid: FixedGrid, image: Box) -> tuple[Angles, Angles]:
     all_y = np.concatenate([y[visible], cross_y, limb_y[inside]])
     if not len(all_x):
         return all_x, all_y
-    # Image and Earth are convex in scan angles, so their intersection is convex: its outline is its points by bearing.
+    # Image and Earth are convex in scan angles, so their intersection is convex, and its outline has these points in
+    # the order of their bearings.
     bearing = np.arctan2(all_y - all_y.mean(), all_x - all_x.mean())
     order = np.argsort(bearing)
     return all_x[order], all_y[order]

@@ -122,7 +122,7 @@ def _image(image: Hdf5Dataset) -> dict[str, Any]:
 
 
 def _band_numbers(root: Hdf5Group) -> dict[str, list[float]]:
-    """Return numbers and wavelengths (micrometres) of bands: 1 in Rad, CMIP, DMW, 16 in MCMIP."""
+    """Return numbers and wavelengths (micrometres) of the bands: one in Rad, CMIP and DMW, 16 in MCMIP."""
     suffixes = [""]
     if root.dataset("band_id") is None:
         suffixes = [f"_C{band:02}" for band in range(1, 17)]
@@ -150,7 +150,7 @@ _ANGLE_DECIMALS = 7
 _LIMB_CURVATURE = 0.153
 """Semi-major axis divided by the distance from the perspective point to the limb. A point on the ground that is an
 angle a inside the limb has a scan angle that is smaller than the limb's by this value times a * a / 2."""
-_SAID = {"description": "long_name", "unit": "units"}
+_DESCRIBED_BY = {"description": "long_name", "unit": "units"}
 """Fields of a Variable Object, and the attribute that each is read from."""
 _EXTENT_DECIMALS = 6
 """Decimals of a degree. The file has 32-bit floats with steps of 1.5e-5."""
@@ -345,7 +345,7 @@ def _cube(projection: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]
         name: {
             "dimensions": [ROWS, COLUMNS],
             "type": "data",
-            **{field: text for field, attribute in _SAID.items() if (text := shown_text(image.get(attribute)))},
+            **{field: text for field, attribute in _DESCRIBED_BY.items() if (text := shown_text(image.get(attribute)))},
         }
         for name, image in images.items()
     }

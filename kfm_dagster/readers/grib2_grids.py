@@ -48,13 +48,13 @@ _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 class Grid:
     """A grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
-    `transform` maps the corner of a cell (column, row) to the CRS. Gaussian rows are not evenly spaced: theirs is the
-    mean that GDAL gives, which puts a row at most a fiftieth of a step beside its place. `parallels` are those between
-    pole and equator, from which the latitudes follow; None for other grids. Row 0 is in the north, as GDAL presents
-    every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even if its file begins at
-    Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between increments and corners: then
-    the corners define the grid, but on a projection the increments do. All files of a grid share its `geometry`, which
-    has tuples as coordinates.
+    `transform` maps the corner of a cell (column, row) to the CRS. Gaussian rows are not evenly spaced: their
+    `transform` has the mean spacing, as GDAL gives it, and is off by at most a fiftieth of a step. `parallels` is their
+    number between pole and equator, from which the latitudes follow; None for other grids. Row 0 is in the north, as
+    GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even if its
+    file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between increments and
+    corners: then the corners define the grid, but on a projection the increments do. All files of a grid share its
+    `geometry`, which has tuples as coordinates.
     """
 
     template: int
@@ -167,7 +167,8 @@ def _point(latitude: float, longitude: float) -> tuple[float, float]:
 def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.0 or 3.40.
 
-    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows).
+    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments of columns and rows (3.40: of
+    columns only).
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
@@ -223,9 +224,9 @@ def _of_corners(
 
 
 _BESSEL_ZERO = 2.404825557695773
-"""First zero of the Bessel function J0, by which the outermost root of a Legendre polynomial is within 1e-5 degrees."""
+"""First zero of the Bessel function J0. It gives the outermost root of a Legendre polynomial to 1e-5 degrees."""
 _MILLIDEGREE = 1e-3
-"""NCEP rounds the latitudes of Gaussian grids to it."""
+"""Unit to which NCEP rounds the latitudes of Gaussian grids."""
 
 
 def _gaussian(definition: _Definition, section: bytes) -> Grid:

@@ -1,8 +1,9 @@
 """Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over their content.
 
-An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end; if it has more than FIRST_BYTES, this takes a
-request after integrity-check's. gzip's own end, checksum and length prove that the object is whole, and each message
-must have its stated length. No index is requested. Larger objects are read only in part (COMPLETENESS_UNCHECKED).
+An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end. integrity-check has requested FIRST_BYTES; a
+larger object takes one request more. gzip's own end, checksum and length prove that the object is whole, and each
+message must have its stated length. No index is requested. Larger objects are read only in part
+(COMPLETENESS_UNCHECKED).
 
 Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
 """
@@ -18,7 +19,7 @@ from kfm_dagster.readers.unpacked import Gunzip, Unpacked, gunzipped
 
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02
-to 0.15 MB), and in a batch of 5,000 units the first bytes are about the 1 GiB that is kept between stages
+to 0.15 MB). The first bytes of a batch of 5,000 units are about 1 GiB, the limit of bytes kept between stages
 (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""

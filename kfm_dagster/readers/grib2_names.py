@@ -1,8 +1,11 @@
 """Names of fields without an index: variable, level, step and threshold of a message, as wgrib2 writes them.
 
 Belongs here: from walked messages to layers. Does not belong here: lines of an index (`grib_index.py`), octets
-(`grib2_sections.py`). An object gets names only if all of its fields have one; nothing is guessed. A centre's own
-parameters are those of NCEP's table for NCEP alone: NWS's 0.1.192 is weather, NCEP's is categorical rain.
+(`grib2_sections.py`).
+
+An object gets names only if all of its fields have one; nothing is guessed. Local parameters have names only in NCEP's
+messages, because the table is NCEP's, and each centre has its own: 0.1.192 is weather for NWS, but categorical rain for
+NCEP.
 """
 
 from __future__ import annotations
@@ -20,17 +23,21 @@ _NO_SURFACE = 255
 _STATISTICS = {0: "ave", 1: "acc", 2: "max", 3: "min"}
 """wgrib2's texts of code table 4.10."""
 _LEVELS = {1: "surface", 10: "entire atmosphere", 101: "mean sea level"}
+"""wgrib2's texts of surfaces without a value (code table 4.5)."""
 _HEIGHTS = {
     100: (100.0, "mb"),
     102: (1.0, "m above mean sea level"),
     103: (1.0, "m above ground"),
     104: (1.0, "sigma level"),
 }
-"""wgrib2's texts of code table 4.5: with a value, divided by the first number, and without."""
+"""wgrib2's texts of surfaces with a value (code table 4.5), each with the number that divides the value."""
 
 
 def layers_of(fields: Iterable[GribMessage], first: GribMessage) -> tuple[Layer, ...]:
-    """Return the fields by name with their bytes; none if one has no name, another reference, or another's name."""
+    """Return the name and bytes of each field.
+
+    Returns no field if one has no name, another reference time than `first`, or the same name as another field.
+    """
     named: dict[str, Layer] = {}
     for field in fields:
         layer = _layer(field)

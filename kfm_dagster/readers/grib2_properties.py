@@ -169,7 +169,7 @@ def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | N
 def _of_key(request: ReadRequest) -> dict[str, Any]:
     """Return the key's groups as `<prefix>:<name>`.
 
-    The prefix is the group of this name, else the first word of the key, else of the file's name, else `grib`.
+    The prefix is the text of the group `prefix`, else the first word of the key, else of the file's name, else `grib`.
     """
     match = _MODEL.match(request.key) or _MODEL.match(request.key.rpartition("/")[2].lower())
     groups = request.groups

@@ -45,8 +45,9 @@ _CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
 class Total(StrEnum):
     """A metric that is added up: its name for Prometheus, its description, its labels.
 
-    `known` are values of its own label, each 0 for every dataset from the beginning, because Prometheus sees no rise in
-    a series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in seconds.
+    Every dataset has the `known` values of the metric's own label from the beginning, as 0, because Prometheus sees no
+    rise in a series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in
+    seconds.
     """
 
     documentation: str

@@ -3,8 +3,8 @@
 Belongs here: deterministic objects of GFS, its analysis cycle GDAS and its wave model. Does not belong here: real data,
 nor how a message is written (`grib2_messages.py`).
 
-Names cover more than NCEP publishes, so that a day can hold a benchmark: every grid has the leads of 0.25 degrees
-(hourly to 120 hours, then every third to 384), also at 0.5 and 1 degree, where NCEP's are 3 hours apart.
+A day has more keys than NCEP publishes, enough for a benchmark: every grid has the leads of 0.25 degrees (hourly to 120
+hours, then every third hour to 384). At 0.5 and 1 degree, NCEP publishes every third hour only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SEA = (
 
 _NORTH, _SOUTH = 90_000_000, 0x80000000 | 90_000_000
 GRIDS = {
-    # The definitions of real objects, byte for byte; those of 0.5 and 1 degree in the same manner.
+    # The definitions of real objects, byte for byte, except for 0.5 and 1 degree, which are made in the same manner.
     "0p25": lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000),
     "0p50": lat_lon_grid(720, 361, first=(_NORTH, 0), last=(_SOUTH, 359_500_000), step=500_000),
     "": gaussian_grid(3072, 1536, north=89_910_324, east=359_882_813, step=117_188),

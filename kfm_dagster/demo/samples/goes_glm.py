@@ -69,8 +69,8 @@ def make_goes_glm(
 def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their times.
 
-    `count` of a day's FILES_A_DAY are taken evenly; the last ends at midnight. They hold from none to
-    MOST_FLASHES flashes in turn. Raises ValueError when the day has fewer.
+    `count` of a day's FILES_A_DAY are taken evenly; the last ends at midnight. Their numbers of flashes
+    go from none to MOST_FLASHES, then begin again. Raises ValueError when the day has fewer.
     """
     if not 0 <= count <= FILES_A_DAY:
         raise ValueError(f"a day has {FILES_A_DAY} objects, {count} requested")

@@ -94,7 +94,7 @@ class Field:
 class ForecastStep:
     """When a field is valid: a time after the run in a unit (code table 4.4), from which sums cover a `length`.
 
-    The length is in the same unit; `statistic` is of code table 4.10.
+    `time` counts from the run. `time` and `length` are in `unit` (code table 4.4); `statistic` is of code table 4.10.
     """
 
     unit: int
@@ -195,7 +195,7 @@ def projected_grid(
 ) -> GridSection:
     """Build template 3.20 (polar stereographic) or 3.30 (Lambert), first point in the south-west.
 
-    Angles and spacing are as those of Mercator grids; `pole` is the latitude that Lambert grids name and do not use.
+    Angles and spacing are as those of Mercator grids; `pole` is a latitude that Lambert grids state but do not use.
     """
     points = struct.pack(">IIIIBIIIIBB", columns, rows, *first, flags, true_at, meridian, spacing, spacing, 0, scan)
     cone = struct.pack(">IIII", true_at, true_at, pole, 0) if template == 30 else b""

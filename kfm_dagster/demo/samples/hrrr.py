@@ -3,8 +3,8 @@
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`).
 
-Names cover more than NCEP publishes, so that a day can hold a benchmark: every cycle has leads 0 to 99, both regions
-and all four products (19,200 objects). NCEP stops at 18 or 48 hours, and runs Alaska every third hour.
+A day has more keys than NCEP publishes, enough for a benchmark: every cycle has leads 0 to 99, both regions and all
+four products (19,200 objects). NCEP stops at 18 or 48 hours, and runs Alaska every third hour.
 """
 
 from __future__ import annotations

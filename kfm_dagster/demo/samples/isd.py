@@ -31,7 +31,7 @@ class Station:
 
 
 def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
-    """Return key and content of a station's year up to and including a day, by the arguments alone."""
+    """Return key and content of a station's year up to and including a day. Pure."""
     start = datetime(until.year, 1, 1, tzinfo=UTC)
     hours = range(0, ((until - start.date()).days + 1) * 24, REPORT_HOURS)
     text = b"".join(_report(station, start + timedelta(hours=hour)) for hour in hours)
