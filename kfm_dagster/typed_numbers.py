@@ -4,4 +4,4 @@ from __future__ import annotations
 
 LARGEST = 999_999_999
 """Nine digits: more than rows, seconds or batches need, and less than the limits of databases, clocks and libraries,
-each of which refuses larger integers in its own way."""
+which refuse larger integers, each in its own way."""

@@ -38,12 +38,12 @@ class QueueWatch:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._found: dict[str, tuple[float, int]] = {}
+        self._depths: dict[str, tuple[float, int]] = {}
 
     def depths(self) -> Mapping[str, int]:
         """Return the number of messages by queue, for queues that answered within FRESH_SECONDS."""
         since = time.monotonic() - FRESH_SECONDS
-        return {queue: messages for queue, (at, messages) in list(self._found.items()) if at >= since}
+        return {queue: messages for queue, (at, messages) in list(self._depths.items()) if at >= since}
 
     def look(self) -> None:
         """Poll each queue once. Messages received by a drain are hidden, and still dead letters."""
@@ -61,7 +61,7 @@ class QueueWatch:
 
     def _ask(self, queue: str, ask: Callable[[], int]) -> None:
         try:
-            self._found[queue] = (time.monotonic(), ask())
+            self._depths[queue] = (time.monotonic(), ask())
         except (KfmError, BotoCoreError) as error:
             _LOG.info("the depth of %s is not known: %s", queue, error_text(error))
 

@@ -87,7 +87,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
             units=len(steps),
         )
     marks = [{"wal_id": step.wal_id, "status": step.status, "batch_id": stem} for step in steps]
-    tx.run_many("lineage.mark_step_told", marks)
+    tx.run_many("lineage.mark_step_published", marks)
 
 
 def _record_failures(batches: LineageBatches, public: PublicName, tx: Transaction, rows: Sequence[Any]) -> None:

@@ -206,7 +206,7 @@ def test_a_retried_step_shows_its_number_of_attempts(
 
 def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
     for operator, checks, failed, taken_back, did in (
-        ("settle", 1, 1, False, "settled 1 unit, of which 1 failed"),
+        ("settle", 1, 1, False, "settled 1 unit, 1 failed"),
         ("integrity_check", 0, 0, False, "failed"),
         ("stac_register", 2, 0, True, "registered 2 Items, rolled back because of nexrad-l2.settle"),
     ):

@@ -134,7 +134,7 @@ def test_the_outcome_comes_first_and_all_hashes_are_in_the_evidence() -> None:
     account = NodeAccount(
         node="nexrad-l2.metadata_extract",
         fate=StepResult.RAN,
-        did="read the headers of 2 objects, of which 1 failed",
+        did="read the headers of 2 objects, 1 failed",
         content_hash="c" * 64,
         forced="the reader was wrong",
         inputs=[{"uri": "s3://bucket/a|b", "version": "d" * 64}],

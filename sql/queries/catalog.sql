@@ -105,7 +105,7 @@ WHERE collection_id = :collection_id AND NOT EXISTS (
 );
 
 -- name: current
--- With the event time of the current Item's unit, which orders versions of an object if one has no sequencer.
+-- The event time of an Item's unit is returned, too, because it orders versions of an object if one has no sequencer.
 SELECT
     item.item_id, item.partition_key AS partition, item.page, item.content_sha256, item.object_uri, item.wal_id,
     item.replaces_wal_id AS replaces, item.precedence, item.sequencer, item.revision, item.summaries, item.promotion_id,
@@ -173,7 +173,7 @@ INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
--- With the index row to be replaced, if the Item is as its writer read it; otherwise `apply` refuses the writer.
+-- Logs each promotion with the index row to be replaced, if the row is as the writer read it; else `apply` refuses it.
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
     before_sha256, wal_id, logged_at, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id,

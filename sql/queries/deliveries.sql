@@ -176,8 +176,9 @@ UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
 WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
 
 -- name: mark_acknowledged
--- Only with the receipt of the deletion. PostgreSQL evaluates the condition again after waiting for a receiver, who may
--- have written a newer receipt. By the condition's first part, SQLite finds the rows by index.
+-- Only messages that still have the receipt by which they were deleted. PostgreSQL evaluates this condition again after
+-- it has waited for a receiver, which may have written a newer receipt. The condition's first part lets SQLite use the
+-- index.
 UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
 WHERE @locked(
     nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,

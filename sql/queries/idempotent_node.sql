@@ -25,7 +25,7 @@ ORDER BY wal_id
 LIMIT :limit;
 
 -- name: pending_runs
--- With both conditions, because the index covers both states.
+-- Also names the status that is not wanted, because the partial index has both, and is used only for its own condition.
 SELECT DISTINCT run_id FROM etl_wal @indexed_by(etl_wal_unresolved)
 WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
 
@@ -78,7 +78,7 @@ JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIE
 WHERE w.wal_id = :wal_id AND a.wal_id > w.wal_id AND a.content_hash <> w.content_hash;
 
 -- name: skip_overtaken
--- With both conditions, because the index covers both states.
+-- Also names the status that is not wanted, because the partial index has both, and is used only for its own condition.
 UPDATE etl_wal
 SET status = 'SKIPPED'
 WHERE status IN ('PENDING', 'FAILED') AND status = 'FAILED' AND EXISTS (

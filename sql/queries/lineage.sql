@@ -4,7 +4,7 @@ INSERT INTO lineage_batches
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
 -- name: unpublished_steps
--- In the order of the index of unpublished steps; by run, every intent would be read, or every such step sorted.
+-- Ordered like the index of unpublished steps. By run, the query would read every intent, or sort all these steps.
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
     step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,
@@ -15,7 +15,7 @@ JOIN etl_wal AS intent ON intent.wal_id = step.wal_id
 LEFT JOIN node_output AS output ON output.content_hash = intent.content_hash
 WHERE step.batch_id IS NULL ORDER BY step.wal_id, step.ended_at, step.status LIMIT :most;
 
--- name: mark_step_told
+-- name: mark_step_published
 UPDATE etl_steps SET batch_id = :batch_id WHERE wal_id = :wal_id AND status = :status;
 
 -- name: unpublished_failures

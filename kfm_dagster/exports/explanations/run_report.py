@@ -176,12 +176,14 @@ def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
     return StepResult.RAN if status is IntentStatus.APPLIED else StepResult.UNFINISHED, None
 
 
-UNDER_OTHER_INPUTS = "it had succeeded in this run under another contract, card or feed; kfm replay run applies the new"
+UNDER_OTHER_INPUTS = (
+    "it had succeeded in this run under another contract, card or feed; to apply the new version: kfm replay run"
+)
 _PLAIN = {
     StepResult.SKIPPED: "was skipped",
     StepResult.UNFINISHED: "began and recorded no end: it is at work, or its process died",
     StepResult.OVERTAKEN: "died, and a later run has done its work, or no work was left",
-    StepResult.NOT_RUN: "did not run: no part of this re-execution, or not reached by it",
+    StepResult.NOT_RUN: "did not run: this re-execution does not include it, or did not reach it",
 }
 
 
@@ -200,7 +202,7 @@ def _did(fate: StepResult, name: str, state: RunState | None, *, forced: str | N
     if state.outcome is Outcome.FAILED and not summary["checks"]:
         return f"failed{suffix}"
     verb, noun = _DEEDS.get(name.partition("@")[0].rpartition(".")[2], ChainNode.did)
-    failed = f", of which {summary['failed']} failed" if summary["failed"] else ""
+    failed = f", {summary['failed']} failed" if summary["failed"] else ""
     return f"{verb} {counted(summary['checks'], noun)}{failed}{suffix}"
 
 

@@ -183,17 +183,17 @@ def _nothing_is_due(*, followed: bool) -> str:
 
 def _share(hours: Sequence[ProductHour]) -> float:
     """Return the share of expected objects that exist; an hour's surplus counts for no other hour."""
-    return _found(hours) / sum(hour.expected for hour in hours)
+    return _present(hours) / sum(hour.expected for hour in hours)
 
 
-def _found(hours: Sequence[ProductHour]) -> int:
+def _present(hours: Sequence[ProductHour]) -> int:
     return sum(min(hour.seen, hour.expected) for hour in hours)
 
 
 def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
     short = [hour.hour.hour for hour in hours if not hour.whole]
     expected = sum(hour.expected for hour in hours)
-    text = f"{name}: {_found(hours)} of {expected} objects, {len(short)} of {len(hours)} hours"
+    text = f"{name}: {_present(hours)} of {expected} objects, {len(short)} of {len(hours)} hours"
     return Finding(what=f"{text} short, the first {short[0]:02} UTC")
 
 
