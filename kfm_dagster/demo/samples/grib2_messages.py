@@ -92,7 +92,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """When a field is valid: a time after the run in a unit (code table 4.4), from which sums cover a `length`.
+    """Time at which a field is valid, or begin and `length` of the window that a statistic covers.
 
     `time` counts from the run. `time` and `length` are in `unit` (code table 4.4); `statistic` is of code table 4.10.
     """
