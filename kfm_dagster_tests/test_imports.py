@@ -9,11 +9,10 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-import kfm_dagster
+from kfm_dagster_tests.sources import PACKAGE, trees
 
 IMPORT_EVERYTHING = """
 import importlib, json, os, pkgutil, sys
@@ -60,38 +59,35 @@ print(json.dumps(seen | {"modules": names}))
 
 
 def test_no_two_classes_of_the_package_share_a_name() -> None:
-    package = Path(kfm_dagster.__file__).parent
     named: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(package.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, tree in trees().items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                named[node.name].append(path.relative_to(package).as_posix())
+                named[node.name].append(path)
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
 def test_one_module_imports_private_parts_of_dagster() -> None:
     """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md has the condition for removing it."""
-    package = Path(kfm_dagster.__file__).parent
     private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
     uses: dict[str, set[str]] = defaultdict(set)
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{name}" for name in names]
-            uses[path.relative_to(package).as_posix()] |= {name for name in names if private.match(name)}
+            uses[path] |= {name for name in names if private.match(name)}
     assert {module: names for module, names in uses.items() if names} == {
         "defs/code_server.py": {"dagster._cli.api", "dagster._grpc.server", "dagster._grpc.server.DagsterApiServer"}
     }
-    for file in (package.parent / "dagster.yaml", *(package.parent / "deploy").rglob("dagster.yaml")):
+    for file in (PACKAGE.parent / "dagster.yaml", *(PACKAGE.parent / "deploy").rglob("dagster.yaml")):
         assert "kfm_dagster" not in file.read_text(encoding="utf-8"), file
 
 
 def test_a_protocol_has_at_most_eight_members() -> None:
-    package = Path(kfm_dagster.__file__).parent
     member_counts: dict[str, int] = {}
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
                 member_counts[node.name] = sum(
                     isinstance(member, ast.FunctionDef | ast.AnnAssign) for member in node.body

@@ -6,7 +6,7 @@ Belongs here: the choice of objects, the keys of real files stored without one, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,13 +38,17 @@ def _item(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
     return dict(stac_register(envelope, contract=contract, grammar=grammar).item)
 
 
-def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and Item of every real object that matches a contract."""
+def items_of_real_objects(
+    contracts: ContractRegistry, objects: Path, datasets: Collection[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield path and Item of every real object that matches a contract, of all datasets or of these."""
     for file in sorted(path for path in objects.rglob("*") if path.is_file()):
         path = file.relative_to(objects).as_posix()
         bucket, key = path.split("/", 1)
         route = contracts.route(bucket=bucket, key=key)
         if route.kind is not KeyKind.DATA or route.contract is None:
+            continue
+        if datasets is not None and route.contract.id not in datasets:
             continue
         envelope = extracted(route.contract.id, objects, path)
         if may_register(envelope):

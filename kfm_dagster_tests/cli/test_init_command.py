@@ -97,18 +97,6 @@ def test_two_parallel_inits_install_pgstac_once(outside: None, home: Path, postg
 
 
 @pytest.mark.clause("SEC-11")
-@pytest.mark.timeout(HANG_SECONDS)
-@pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_one_of_two_parallel_deployments_gets_an_empty_catalog(kind: str, outside: None, tmp_path: Path) -> None:
-    place = str(tmp_path / "shared") if kind == "folder" else "s3://there/shared"
-    both = [_init({"KFM_HOME": str(tmp_path / name), "KFM_CATALOG_URL": place}) for name in ("one", "two")]
-    outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
-    assert sorted(process.returncode for process in both) == [ExitCode.DONE, ExitCode.REFUSED]
-    [winner] = [json.loads(text)["ledger"]["deployment"] for text in outputs if text]
-    assert Root(name="catalog", setting="KFM_CATALOG_URL", location=place).holder() == winner
-
-
-@pytest.mark.clause("SEC-11")
 def test_places_of_an_older_home_are_adopted_on_request_but_never_those_of_another_deployment(
     outside: None, call: Call, home: Path
 ) -> None:

@@ -42,7 +42,6 @@ from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import chain
-from kfm_dagster_tests.integration.chain import DAY, announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
@@ -134,8 +133,7 @@ def test_the_alerts_have_the_ids_and_severities_of_the_document() -> None:
         table = DOCUMENT.read_text(encoding="utf-8").partition("## SLOs")[2]
         # The document abbreviates the second alert of a pair as "/ -CRIT".
         assert set(re.findall(r"NODD-[A-Z0-9-]+", table)) == set(SEVERITIES) - OWN_ALERTS - {"NODD-Q-DEPTH-CRIT"}
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert set(SEVERITIES) == set(re.findall(r"NODD-[A-Z0-9-]+", page))
+    assert set(SEVERITIES) == set(re.findall(r"NODD-[A-Z0-9-]+", PAGE.read_text(encoding="utf-8")))
 
 
 @pytest.mark.clause("TEL-04")
@@ -163,19 +161,7 @@ def test_replays_pause_at_the_queue_age_of_the_alert() -> None:
     assert alert["expr"] == f"nodd:queue_age_seconds:p90 > {QUEUE_AGE_SLO_SECONDS:g}"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Pipeline]:
-    """Open a home with two ingested volumes."""
-    items, objects = volumes(2), tmp_path / "objects"
-    opened = open_pipeline(tmp_path / "home", objects)
-    put(objects, items)
-    events = [item.event(event_time=opened.clock() - timedelta(seconds=40)) for item in items]
-    take(opened, announce(events, registry=opened.registry))
-    run_chain(opened, DATASET, DAY.isoformat(), "run", Source.LEDGER)
-    yield opened
-    opened.close()
-
-
+@pytest.mark.one_database
 @pytest.mark.clause("TEL-04", "TEL-05")
 def test_rules_and_dashboard_name_only_exposed_metrics(ledger: Pipeline) -> None:
     exposed = set(re.findall(r"^# TYPE (\S+) ", exposition(ledger).decode(), re.MULTILINE))
@@ -223,7 +209,8 @@ def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     config["rule_files"] = [str(RULES)]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{console}"]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    served = {"KFM_HOME": str(ledger.settings.home), "PYTHONPATH": os.pathsep.join(sys.path), **NO_CLOUD}
+    served = {"PYTHONPATH": os.pathsep.join(sys.path), **NO_CLOUD}
+    served |= {"KFM_HOME": str(ledger.settings.home), "KFM_WAL_DSN": ledger.settings.database_url}
     scraping = [
         prometheus,
         f"--config.file={tmp_path / 'prometheus.yml'}",
@@ -256,6 +243,7 @@ def until(ask: Callable[..., Any], expr: str) -> list[Any]:
     raise AssertionError(f"{expr} has no result")
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("TEL-01", "TEL-03", "TEL-04", "TEL-05")
 def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
     ask: Callable[..., Any], ledger: Pipeline
@@ -269,7 +257,7 @@ def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
     own_tx(ledger.ledger).override(
         {record.wal_id: record.version}, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
     )
-    claimed = own_tx(ledger.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="again", limit=1)
+    claimed = own_tx(ledger.ledger).claim(dataset=DATASET, partition=chain.DAY.isoformat(), run_id="again", limit=1)
     assert own_tx(ledger.ledger).settle([another_result(unit) for unit in claimed], run_id="again").mismatched
     [firing] = until(ask, 'ALERTS{alertname="NODD-REPLAY-MISMATCH-CRIT",alertstate="firing"}')
     assert (firing["metric"]["dataset"], firing["metric"]["severity"]) == (DATASET, "critical")
@@ -288,10 +276,33 @@ def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
 
 
 PAGE = ROOT / "docs" / "metrics.md"
-"""The specification, which is outside the repository and may be missing."""
 OWN_LABELS = {"le", "quantile"}
 """Labels that histograms and quantiles have in addition to the documented labels."""
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
+    """Open a pipeline without runs; the room's own fixture has two."""
+    opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    yield opened
+    opened.close()
+
+
+def ingest(pipeline: Pipeline, items: list[chain.StoredObject], objects: Path) -> None:
+    """Announce objects 40 s after their event, and run the chain over them."""
+    chain.put(objects, items)
+    event_time = pipeline.clock() - timedelta(seconds=40)
+    events = [item.event(event_time=event_time) for item in items]
+    chain.take(pipeline, *(chain.announce([event], registry=pipeline.registry) for event in events))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run", Source.LEDGER)
+
+
+@pytest.fixture
+def ledger(pipeline: Pipeline, tmp_path: Path) -> Pipeline:
+    """Ingest two volumes."""
+    ingest(pipeline, chain.volumes(2), tmp_path / "objects")
+    return pipeline
 
 
 def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Samples:
@@ -323,23 +334,6 @@ def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
         - OWN_LABELS
         for name in names
     }
-
-
-@pytest.fixture
-def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
-    """Open a pipeline without runs; the room's own fixture has two."""
-    opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
-    yield opened
-    opened.close()
-
-
-def ingest(pipeline: Pipeline, items: list[chain.StoredObject], objects: Path, *, run_id: str = "run") -> None:
-    """Announce objects 40 s after their event, and run the chain over them."""
-    chain.put(objects, items)
-    event_time = pipeline.clock() - timedelta(seconds=40)
-    events = [item.event(event_time=event_time) for item in items]
-    chain.take(pipeline, *(chain.announce([event], registry=pipeline.registry) for event in events))
-    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id, Source.LEDGER)
 
 
 @pytest.mark.clause("TEL-01")

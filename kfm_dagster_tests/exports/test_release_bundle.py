@@ -84,7 +84,7 @@ def bundle(original: Written) -> Iterator[Written]:
 
 
 @pytest.mark.clause("PCS-19")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(flip=FLIPS)
 def test_a_flipped_bit_is_refused_with_its_file_s_name(original: Written, flip: tuple[str, float, int]) -> None:
     path, share, bit = flip

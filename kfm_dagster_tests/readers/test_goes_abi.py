@@ -410,7 +410,7 @@ def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
     assert footprint(0.14, 0.148, 0.14, 0.148) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.floats(-180, 180), st.floats(-0.15, 0.15), st.floats(-0.15, 0.15), st.floats(0.001, 0.1))
 def test_every_footprint_is_valid_counterclockwise_and_on_the_globe(
     longitude: float, x: float, y: float, size: float

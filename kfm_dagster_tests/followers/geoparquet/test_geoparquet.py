@@ -164,7 +164,7 @@ class Deployment(RuleBasedStateMachine):
         self.clock.advance(LONGEST_PAUSE.total_seconds())
 
 
-Deployment.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
+Deployment.TestCase.settings = settings(max_examples=20, stateful_step_count=15)
 
 
 @pytest.mark.clause("OPR-10")
