@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def finish(world: World) -> dict[str, Any]:
                     return {**everything(pipeline), "announced": announced_items(world, pipeline)}
             except Exception as error:
                 last = error
+            time.sleep(HIDDEN_SECONDS / 4)  # messages may be hidden
         raise AssertionError(f"not done after {MAX_PASSES} passes: {own_tx(pipeline.ledger).counts()}") from last
     finally:
         pipeline.close()

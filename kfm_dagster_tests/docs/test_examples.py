@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -304,13 +303,13 @@ LENGTHS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "run_state
 
 @pytest.mark.clause("RSP-03")
 @pytest.mark.parametrize("store", ["", "records"], ids=["database", "objects"])
-def test_the_function_runs_again_only_after_a_change(tmp_path: Path, store: str) -> None:
+def test_the_function_runs_again_only_after_a_change(forks: dict[str, str], tmp_path: Path, store: str) -> None:
     def run(run_id: str = "run-1", branch: str = "main") -> str:
         variables = {"KFM_HOME": "home", "KFM_RUN_STATE": store, "KFM_LAKEFS_BRANCH": branch}
         return subprocess.run(
-            [sys.executable, LENGTHS, run_id, "out.json", "a", "b"],
+            ["python", LENGTHS, run_id, "out.json", "a", "b"],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+            env={**os.environ, **forks, **variables},
             check=True,
             capture_output=True,
             text=True,

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from kfm_dagster.definitions import build_definitions
+from kfm_dagster import definitions
 from kfm_dagster.defs.chain import DATASET_TAG
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import assert_conserved
 
+ELSEWHERE = {"home": Path("elsewhere"), "object_root": None, "wal_dsn": ""}
+"""Settings that differ for each test, and of which definitions are independent."""
+
+
+def repository() -> dg.RepositoryDefinition:
+    """Return the product's definitions in the environment of this process; equal inputs give the same object."""
+    settings, *others = definitions._inputs(Settings.load())
+    return _repository(tuple(chain()), settings.model_copy(update=ELSEWHERE), *others)
+
+
+@lru_cache(maxsize=8)
+def _repository(_steps: tuple[Any, ...], *inputs: Any) -> dg.RepositoryDefinition:
+    return definitions._assemble(*inputs).get_repository_def()
+
 
 def job(name: str) -> dg.JobDefinition:
     """Return a job of the product's definitions, in the environment of this process."""
-    return build_definitions(Settings.load()).get_repository_def().get_job(name)
+    return repository().get_job(name)
 
 
 def ingest_nexrad_l2() -> dg.JobDefinition:
@@ -42,9 +59,7 @@ class Face:
 
     instance: dg.DagsterInstance
     pipeline: Pipeline
-    repository: dg.RepositoryDefinition = field(
-        default_factory=lambda: build_definitions(Settings.load()).get_repository_def()
-    )
+    repository: dg.RepositoryDefinition = field(default_factory=repository)
     cursors: dict[str, str | None] = field(default_factory=dict)
     run_keys: set[str] = field(default_factory=set)
 
