@@ -34,6 +34,8 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 CORPUS = {pathology.name: pathology for pathology in pathologies()}
 NAMED = {
     "duplicate", "late", "out of order", "rewritten in place", "truncated", "zero-byte", "stale sidecar",

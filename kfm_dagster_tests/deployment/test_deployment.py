@@ -162,13 +162,9 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeli
         yield opened
 
 
-def month(pipeline: Pipeline) -> Backfill:
-    return Backfills(pipeline).start(
-        datasets=["hrrr", "nexrad-l2"],
-        first_day=date(2025, 4, 1),
-        last_day=date(2025, 4, 30),
-        decision=ADA,
-    )
+def five_days(pipeline: Pipeline) -> Backfill:
+    days = date(2025, 4, 1), date(2025, 4, 5)
+    return Backfills(pipeline).start(datasets=["hrrr", "nexrad-l2"], first_day=days[0], last_day=days[1], decision=ADA)
 
 
 def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
@@ -186,15 +182,15 @@ def held(pipeline: Pipeline) -> list[str]:
 def test_a_drain_lasts_until_backfills_are_listed_and_ended_or_its_time_is_over(
     pipeline: Pipeline,
 ) -> None:
-    started = month(pipeline)
+    started = five_days(pipeline)
     expected = (
-        f"queue did not drain; observed 0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"
+        f"queue did not drain; observed 0 messages, 0 units, 10 days of backfill {started.backfill_id} left after"
     )
     with pytest.raises(DependencyUnavailableError, match=expected):
         drained(pipeline, seconds=-1)
     assert drained(pipeline) == NOTHING
     backfill = find_backfill(pipeline.database, started.backfill_id)
-    assert (backfill.days_listed, backfill.state) == (60, ReplayState.FINISHED)
+    assert (backfill.days_listed, backfill.state) == (10, ReplayState.FINISHED)
     assert held(pipeline) == []
 
 
@@ -238,15 +234,15 @@ def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
     ("change", "listed", "expected"),
     [
         (lambda p, started: ReplayEngine(pipeline=p).stop(started.backfill_id, ADA), 0, ""),
-        (lambda p, _: p.ledger.switches.engage("*", decision=ADA), 0, f"60 {HELD}: every dataset is switched off"),
-        (lambda p, _: p.ledger.switches.engage("hrrr", decision=ADA), 30, f"30 {HELD}: hrrr is switched off"),
-        (_without_contract, 30, f"30 {HELD}: no contract names hrrr"),
+        (lambda p, _: p.ledger.switches.engage("*", decision=ADA), 0, f"10 {HELD}: every dataset is switched off"),
+        (lambda p, _: p.ledger.switches.engage("hrrr", decision=ADA), 5, f"5 {HELD}: hrrr is switched off"),
+        (_without_contract, 5, f"5 {HELD}: no contract names hrrr"),
     ],
 )
 def test_a_drain_ends_without_unlistable_days_and_names_the_reason(
     change: Callable[[Pipeline, Backfill], None], listed: int, expected: str, pipeline: Pipeline
 ) -> None:
-    started = month(pipeline)
+    started = five_days(pipeline)
     change(pipeline, started)
     drained(pipeline)
     assert find_backfill(pipeline.database, started.backfill_id).days_listed == listed

@@ -27,6 +27,8 @@ from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.integration.chain import good, put
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 DAY = "2025-12-03"
 NOBODY = "00000000-0000-8000-8000-000000000000"
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined", "discarded")

@@ -9,8 +9,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.engine import Engine
 
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -71,16 +69,6 @@ def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: c
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` in this process and its environment."""
     return caller(capfd)
-
-
-@pytest.fixture
-def owner(request: pytest.FixtureRequest, pipeline: Pipeline) -> Iterator[Engine]:
-    """The database of `pipeline`, as the owner of its tables."""
-    by_hand = pipeline.database.engine
-    if by_hand.dialect.name == "postgresql":
-        by_hand = create_engine(request.getfixturevalue("postgres_url"))
-    yield by_hand
-    by_hand.dispose()
 
 
 @pytest.fixture

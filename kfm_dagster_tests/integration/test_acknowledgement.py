@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,6 +51,8 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 VISIBILITY_SECONDS = 900
 MALFORMED = '{"Type": "Notification", "Message": '
@@ -268,15 +271,9 @@ def test_a_thread_renews_the_lease_during_the_work_and_ends_with_it(
 def test_work_continues_if_renewals_fail(
     pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, **__: object) -> Any:
-        raise DatabaseUnavailableError
-
-    def refuse(*_: object) -> Any:
-        raise QueueUnavailableError
-
     claimed.forward(TIMEOUT / 2)
-    monkeypatch.setattr(Leases, "renew", fail)
-    monkeypatch.setattr(FakeQueue, "change_visibility", refuse)
+    monkeypatch.setattr(Leases, "renew", Mock(side_effect=DatabaseUnavailableError))
+    monkeypatch.setattr(FakeQueue, "change_visibility", Mock(side_effect=QueueUnavailableError))
     node = IntegrityCheck(pipeline=pipeline, dataset="nexrad-l2", partition=PARTITION, run_id="run-1")
     with caplog.at_level(logging.WARNING), node.working():
         pass

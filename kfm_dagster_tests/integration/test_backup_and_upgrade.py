@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,10 +28,9 @@ from kfm_dagster.errors import SchemaVersionError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.nodes import StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.reconcile import compare_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import Filters, Mode, Options, Selection, SelectionMetadata, Spec
+from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.storage import database as module
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.publisher import FolderPublisher
@@ -176,13 +175,8 @@ def deployment(
         backup=commands[:1],
         restore=commands[1:],
     )
-
-    @contextmanager
-    def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
-        yield deployment_.pipeline
-
     for command in (reconcile_command, stac_command):
-        monkeypatch.setattr(command, "opened_pipeline", opened)
+        monkeypatch.setattr(command, "opened_pipeline", lambda *_, **__: nullcontext(deployment_.pipeline))
     monkeypatch.setenv("KFM_ACTOR", "ada")
     yield deployment_
     deployment_.pipeline.close()
@@ -226,16 +220,8 @@ def kfm(commands: list[Command]) -> None:
 def repeat(pipeline: Pipeline, wal_id: str) -> None:
     """Replay one succeeded unit, with an approval."""
     engine = ReplayEngine(pipeline=pipeline)
-    selection = Selection(
-        apiVersion="kfm.nodd.replay/v1",
-        kind="ReplaySelection",
-        metadata=SelectionMetadata(name="again", env=pipeline.settings.env),
-        spec=Spec(
-            mode=Mode.REPAIR_AND_REPLACE,
-            filters=Filters(datasets=[DATASET], status=[Status.SUCCEEDED], wal_ids=[wal_id]),
-            options=Options(allow_repair_and_replace=True, must_match=True, approval="CHG-1"),
-        ),
-    )
+    options = {"mode": "repair-and-replace", "allow_repair_and_replace": True, "must_match": True, "approval": "CHG-1"}
+    selection = selection_from(pipeline.settings.env, "again", wal_ids=[wal_id], status=["succeeded"], **options)
     engine.advance(engine.start(selection, APPROVED).replay_run_id)
 
 

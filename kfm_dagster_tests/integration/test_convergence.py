@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import pystac
@@ -22,7 +23,7 @@ from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.chain import roll_back
-from kfm_dagster.ingest.nodes import MessageParse, Settle, Source, chain, operators
+from kfm_dagster.ingest.nodes import MessageParse, Settle, Source, StacRegister, chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.outbox import LONGEST_PAUSE
@@ -60,6 +61,8 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
 """Two volumes that succeed and two that end in quarantine."""
@@ -128,8 +131,13 @@ RUN = "8a1c1a52-6b8f-4e56-9d5c-000000000001"
 
 
 @pytest.mark.clause("RSP-07", "RSP-10")
-@pytest.mark.parametrize("operator", operators())
-@pytest.mark.parametrize(("prefix", "store"), [("", ObjectRunState), ("delta+", DeltaRunState)])
+@pytest.mark.parametrize(
+    ("prefix", "store", "operator"),
+    [
+        *(("", ObjectRunState, operator) for operator in operators()),
+        ("delta+", DeltaRunState, StacRegister.operator),
+    ],
+)
 def test_a_worker_that_resumes_leaves_every_result_once(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
@@ -175,6 +183,7 @@ RUNS, UNITS_EACH = ("one", "two"), 3
 
 
 @pytest.mark.clause("IEN-08")
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_two_concurrent_commits_leave_one_open_window_per_stage(
     make_pipeline: Callable[..., Pipeline], database_url: str, queue: FakeQueue
 ) -> None:
@@ -265,7 +274,6 @@ def read_by_clients(root: Path, api: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("OPR-10", "OPR-22", "OPR-23", "PCS-03")
 def test_a_rolled_back_run_leaves_every_follower_unchanged(
     make_pipeline: Callable[..., Pipeline],
@@ -285,12 +293,9 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     before, alone = shown(pipeline, place, stac_api_url), read_by_clients(root, api_server)
     assert {name: len(ids) for name, ids in alone.items()} == dict.fromkeys(alone, 1)
 
-    def fails(*_: object) -> None:
-        raise KfmError("injected")
-
     put(objects, [scan(1), scan(2)])
     with monkeypatch.context() as patched:
-        patched.setattr(Settle, "transform", fails)
+        patched.setattr(Settle, "transform", Mock(side_effect=KfmError("injected")))
         with pytest.raises(StageFailedError) as failed:
             run_chain(pipeline, GOES, GOES_DAY, "second")
     # A tick between failure and rollback publishes them to every follower, as the catalog has them.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -92,13 +91,8 @@ def holed(pipeline: Pipeline, objects: Path) -> None:
 @pytest.fixture
 def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` over `pipeline`."""
-
-    @contextmanager
-    def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
-        yield pipeline
-
     for command in (gaps_command, reconcile_command):
-        monkeypatch.setattr(command, "opened_pipeline", opened)
+        monkeypatch.setattr(command, "opened_pipeline", lambda *_, **__: nullcontext(pipeline))
     return caller(capfd)
 
 

@@ -39,7 +39,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import SERVE
-from kfm_dagster_tests.integration.chain import DATASET, DAY
+from kfm_dagster_tests.integration.chain import DATASET, DAY, assert_conserved
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
@@ -115,8 +115,7 @@ def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_un
 
             def watch(_: Progress) -> None:
                 nonlocal killed
-                balance = pipeline.deliveries.conservation()
-                assert (balance.residual_units, balance.residual_messages) == (0, 0)
+                assert_conserved(pipeline)
                 if not killed and len(counters.injected()) > len(DEATHS) // 2:
                     deployment.kill("daemon")
                     deployment.kill("code-server")
@@ -134,19 +133,21 @@ def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_un
         pipeline.close()
 
 
+def claims_of(pipeline: Pipeline, **where: str) -> list[list[str | None]]:
+    """Return the runs that claimed each unit."""
+    ledger = own_tx(pipeline.ledger)
+    return [
+        [entry.run_id for entry in ledger.history(record.wal_id) if entry.to_status is Status.IN_PROGRESS]
+        for record in ledger.find(limit=1000, **where)
+    ]
+
+
 def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounters) -> None:
     """Check that each unit was claimed once, and twice exactly if a dead run held it."""
     died = {entry["rule"]: entry["labels"]["run"] for entry in counters.injected()}
     for number, (operator, failpoint) in enumerate(DEATHS):
         day = FIRST_DAY + timedelta(days=number)
-        claims = [
-            [
-                entry.run_id
-                for entry in own_tx(pipeline.ledger).history(record.wal_id)
-                if entry.to_status is Status.IN_PROGRESS
-            ]
-            for record in own_tx(pipeline.ledger).find(partition=day.isoformat(), limit=1000)
-        ]
+        claims = claims_of(pipeline, partition=day.isoformat())
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
         # A run that died before its claim's commit held no unit; one that died after settlement gave none back.
@@ -322,12 +323,8 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         pipeline = Pipeline.open(Settings.load())
         counters = FaultCounters(state_folder(home, load_plan(plan)))
 
-        def conserved(_: Progress) -> None:
-            balance = pipeline.deliveries.conservation()
-            assert (balance.residual_units, balance.residual_messages) == (0, 0)
-
         with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
-            drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=conserved)
+            drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=lambda _: assert_conserved(pipeline))
             with dg.DagsterInstance.get() as instance:
                 # The other worker repeats the step of the run, which then has no units left.
                 until(
@@ -345,15 +342,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
         records = own_tx(pipeline.ledger).find(limit=1000)
         # The units of the dead worker's run were released and settled by another run.
-        claims = [
-            [
-                entry.run_id
-                for entry in own_tx(pipeline.ledger).history(record.wal_id)
-                if entry.to_status is Status.IN_PROGRESS
-            ]
-            for record in records
-        ]
-        held = [runs for runs in claims if death["labels"]["run"] in runs]
+        held = [runs for runs in claims_of(pipeline) if death["labels"]["run"] in runs]
         assert len(held) == int(death["labels"]["units"])
         assert all(runs[-1] != death["labels"]["run"] for runs in held)
         depth = pipeline.queue.depth()

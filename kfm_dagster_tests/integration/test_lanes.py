@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -28,10 +29,13 @@ from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, announce, 
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 BULK_DAY = START.date().isoformat()
-BULK_UNITS = 25_000
-"""Units of a busy day: more than KFM_MAX_IN_FLIGHT_UNITS."""
 UNITS_PER_RUN = 40
+MAX_IN_FLIGHT = 1_000
+BULK_UNITS = 1_250
+"""Units of a busy day: more than KFM_MAX_IN_FLIGHT_UNITS."""
 
 
 @pytest.fixture
@@ -46,8 +50,9 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
-    """A deployment with a small limit of units per run."""
+    """A deployment with small limits of units per run and in flight."""
     monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", str(UNITS_PER_RUN))
+    monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", str(MAX_IN_FLIGHT))
     reopened = face.reopened()
     yield reopened
     reopened.pipeline.close()
@@ -55,9 +60,7 @@ def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
 
 def bulk_units(face: Face, units: int) -> None:
     """Record pending bulk units."""
-    for first in range(0, units, 5_000):
-        chunk = range(first, min(first + 5_000, units))
-        own_tx(face.pipeline.ledger).ensure([envelope(number) for number in chunk], lane=Lane.BULK)
+    own_tx(face.pipeline.ledger).ensure([envelope(number) for number in range(units)], lane=Lane.BULK)
 
 
 def requested(tick: Any) -> list[tuple[str, str]]:
@@ -164,11 +167,8 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_unavailable(
     )
     [unit] = own_tx(long_ago).claim(dataset="nexrad-l2", partition=PARTITION, run_id="lost", limit=1)
 
-    def away(*_: object, **__: object) -> Any:
-        raise ConnectionError("the run storage is away")
-
     with monkeypatch.context() as patch:
-        patch.setattr(dg.DagsterInstance, "get_runs", away)
+        patch.setattr(dg.DagsterInstance, "get_runs", Mock(side_effect=ConnectionError("the run storage is away")))
         with pytest.raises(Exception, match="the run storage is away"):
             face.tick("nodd_ledger")
     lost, given_back = own_tx(face.pipeline.ledger).history(unit.wal_id)[-2:]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, time, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -49,6 +50,8 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
 RADAR = "KICT"
@@ -125,7 +128,6 @@ def test_the_collection_follows_the_archive_s_contract_for_both_datasets(pipelin
 
 
 @pytest.mark.clause("OPR-06", "BEY-03")
-@pytest.mark.one_database
 def test_a_real_volume_from_unordered_chunks_equals_the_independent_reader(
     pipeline: Pipeline, objects: Path, shared_data: Path, reference: Mapping[str, Any]
 ) -> None:
@@ -183,7 +185,6 @@ def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObje
 
 
 @pytest.mark.clause("BEY-01")
-@pytest.mark.one_database
 @pytest.mark.parametrize("seed", range(8))
 def test_in_every_order_the_item_is_of_the_last_chunk_or_the_archive_s(
     seed: int, pipeline: Pipeline, objects: Path, item_alone: Callable[[StoredObject], dict[str, Any]]
@@ -412,11 +413,8 @@ def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
     before = ledger_of(pipeline)
 
-    def die(*_: object, **__: object) -> None:
-        raise CrashError("before its commit")
-
     with monkeypatch.context() as patched:
-        patched.setattr(intake, "record_messages", die)
+        patched.setattr(intake, "record_messages", Mock(side_effect=CrashError("before its commit")))
         with pytest.raises(CrashError):
             arrive(pipeline, objects, SECOND[0])
     assert ledger_of(pipeline) == before
@@ -425,6 +423,7 @@ def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
 
 @pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize("earlier_first", [True, False])
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
     earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
 ) -> None:

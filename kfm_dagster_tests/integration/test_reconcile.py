@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.ndfd import ndfd_samples
@@ -45,7 +44,7 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.clause("BEY-05")
+pytestmark = [pytest.mark.clause("BEY-05"), pytest.mark.one_database]
 
 UNKNOWN = "00000000-0000-8000-8000-000000000000"
 WHY = Decision(actor="ada", reason="lost messages")
@@ -327,9 +326,7 @@ def test_missing_and_withdrawn_lineage_is_reported_and_pending_lineage_is_not(
     }
 
 
-def test_two_datasets_of_one_folder_and_two_days_are_compared_separately(
-    pipeline: Pipeline, objects: Path, owner: Engine
-) -> None:
+def test_two_datasets_of_one_folder_and_two_days_are_compared_separately(pipeline: Pipeline, objects: Path) -> None:
     moment = START.combine(DAY, START.time(), START.tzinfo)
     begun, later = (
         good(BUCKET, *make_nexrad_chunks(site="KICT", start=moment + timedelta(minutes=minutes))[0])
@@ -351,7 +348,7 @@ def test_two_datasets_of_one_folder_and_two_days_are_compared_separately(
     # An Item of an unknown unit belongs to neither dataset.
     lost = Path(volumes(1)[0].key).name
     change = sa.text("UPDATE catalog_items SET wal_id = :id, revision = revision + 1 WHERE item_id = :item")
-    with owner.begin() as connection:
+    with pipeline.database.engine.begin() as connection:
         connection.execute(change, {"id": UNKNOWN, "item": lost})
     assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": sorted([lost, name])}
     assert differing(compare_day(pipeline, CHUNKS, DAY)) == {}

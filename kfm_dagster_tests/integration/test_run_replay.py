@@ -49,6 +49,8 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import alter_metadata, under
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
 PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 
@@ -309,7 +311,6 @@ def work(face: Face) -> int:
     return sum(request.job_name == INGEST_JOB for request in face.work("nodd_ledger", quiet=2))
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("IEN-16", "IEN-09")
 def test_the_listing_of_a_failed_run_is_recorded_by_the_sensor_and_ingested_once(face: Face, objects: Path) -> None:
     failing(face, MessageParse, "transform")
@@ -334,7 +335,6 @@ def test_the_listing_of_a_failed_run_is_recorded_by_the_sensor_and_ingested_once
     assert (intents(face), status_of(face, intent.wal_id)) == ([], IntentStatus.SKIPPED)
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
 def test_a_failed_batch_is_left_to_the_next_run_that_claims_its_units(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(2))
@@ -347,7 +347,6 @@ def test_a_failed_batch_is_left_to_the_next_run_that_claims_its_units(face: Face
     assert intents(face) == []
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_the_command_readmits_units_of_a_failed_intent_under_every_guard_once(face: Face, call: Call) -> None:
@@ -382,7 +381,6 @@ def test_the_command_readmits_units_of_a_failed_intent_under_every_guard_once(fa
     assert (intents(face), call(*REPLAY).document) == ([], [])
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
 def test_an_intent_with_quarantined_units_waits_for_a_person(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(1))
@@ -396,7 +394,6 @@ def test_an_intent_with_quarantined_units_waits_for_a_person(face: Face, call: C
     assert intents(face) == [("nexrad-l2.integrity_check", "FAILED")]
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
 def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(face: Face, objects: Path, call: Call) -> None:
     put(objects, volumes(2))

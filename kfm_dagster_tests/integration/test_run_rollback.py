@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,7 +63,9 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.test_run_replay import PERSON, replayed
 from kfm_dagster_tests.transactions import own_tx
 
-EARLIER, REWRITTEN, UNITS = 8, 3, 3
+pytestmark = pytest.mark.one_database
+
+EARLIER, REWRITTEN, UNITS = 4, 2, 3
 KINDS = list(chain())
 COMPENSATED = {
     ProvenanceEmit.operator: ["nexrad-l2.stac_register"],
@@ -101,10 +104,7 @@ class InjectedError(KfmError):
 
 
 WHY = InjectedError(observed="injected")
-
-
-def fail(*_: object) -> Any:
-    raise InjectedError(observed="injected")
+fail = Mock(side_effect=WHY)
 
 
 def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> ChainNode:
@@ -124,15 +124,16 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
 
 @pytest.mark.clause("PCS-03")
 @pytest.mark.parametrize(
-    ("last", "point"),
+    ("last", "point", "database_url"),
     [
-        *((operator, "computed") for operator in operators()),
-        (StacRegister.operator, "committing"),
-        (Settle.operator, "committing"),
+        *((operator, "computed", "sqlite") for operator in operators()),
+        (StacRegister.operator, "committing", "sqlite"),
+        *((Settle.operator, "committing", database) for database in ("sqlite", "postgresql")),
     ],
+    indirect=["database_url"],
 )
 def test_a_run_that_fails_at_any_stage_changes_nothing(pipeline: Pipeline, last: str, point: str) -> None:
-    items = volumes(24)
+    items = volumes(2 * EARLIER)
     deliver(pipeline, *items[:EARLIER])
     run_pending(pipeline, "earlier")
     later = [*(renumbered(item) for item in items[:REWRITTEN]), *items[EARLIER:]]
@@ -418,10 +419,7 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_unchanged(
         pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON
     )
 
-    def ends(_batch: Sequence[Envelope]) -> None:
-        raise end
-
-    monkeypatch.setattr(replay, "summarize", ends, raising=False)
+    monkeypatch.setattr(replay, "summarize", Mock(side_effect=end), raising=False)
     with pytest.raises(end):
         step(pipeline, replay)
     pipeline.stages.lifecycle.close(["replay"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -131,12 +131,8 @@ def test_a_killed_process_leaves_a_listing_started_or_not_started(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled(pipeline, JUNE)
-
-    def die(*_: Any, **__: Any) -> None:
-        raise CrashError
-
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline.ledger.log, "record", die)
+        patch.setattr(pipeline.ledger.log, "record", Mock(side_effect=CrashError))
         with pytest.raises(CrashError):
             begin_due(pipeline)
     [backfill_id] = begin_due(pipeline)

@@ -31,6 +31,8 @@ from kfm_dagster_tests.integration.chain import DAY, node, put, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_run_rollback import WHY, fail
 
+pytestmark = pytest.mark.one_database
+
 VERB, NOUN = "note_take", "notes"
 KEY = dg.AssetKey(["nexrad_l2", NOUN])
 
@@ -142,7 +144,6 @@ def foreign_definitions() -> dg.Definitions:
     return names["defs"]
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-17")
 def test_foreign_assets_run_after_items_are_registered_for_past_days_too(face: Face, objects: Path) -> None:
     foreign = foreign_definitions()
@@ -165,7 +166,6 @@ def test_foreign_assets_run_after_items_are_registered_for_past_days_too(face: F
     assert requested(cursor)[0] == {}
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-17")
 def test_no_shipped_instance_disables_a_dagster_feature_for_other_code_locations() -> None:
     instances = [

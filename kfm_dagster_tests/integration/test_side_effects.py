@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +49,8 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 
 @dataclass
@@ -299,10 +302,7 @@ def test_a_failed_removal_is_retried_and_spares_a_unit_readmitted_meanwhile(
     run_that_dies(pipeline, BEFORE_LINEAGE)
     before = files(pipeline)
     by_a_person(pipeline, of(pipeline, items))
-
-    def away(*_: object) -> None:
-        raise PublishError(StacIssue.STORAGE_UNAVAILABLE, "injected")
-
+    away = Mock(side_effect=PublishError(StacIssue.STORAGE_UNAVAILABLE, "injected"))
     with monkeypatch.context() as patched:
         patched.setattr(undo, "publish", away)
         assert EvidenceCollector(pipeline).collect() == 0

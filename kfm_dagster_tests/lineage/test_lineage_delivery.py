@@ -27,7 +27,7 @@ from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_a
 from kfm_dagster_tests.lineage.units import ingest_run, units
 from kfm_dagster_tests.moments import dying, meanwhile
 
-pytestmark = pytest.mark.clause("BEY-07")
+pytestmark = [pytest.mark.clause("BEY-07"), pytest.mark.one_database]
 
 
 @pytest.fixture

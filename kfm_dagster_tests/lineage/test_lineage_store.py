@@ -51,6 +51,8 @@ from kfm_dagster_tests.lineage.units import (
 from kfm_dagster_tests.moments import deaths, dying, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 
 @pytest.fixture
 def lineage(database: Database, root: Path) -> Lineage:
@@ -201,6 +203,7 @@ def test_a_claim_lost_while_documents_are_built_publishes_nothing(
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_workers_with_overlapping_units_emit_each_unit_once(
     database_url: str, root: Path, contract: DatasetContract
 ) -> None:
@@ -302,9 +305,8 @@ def refusing(database: Database, *paths: LineagePath) -> Iterator[None]:
     """Make the database refuse batches of these paths, as by a quota, a broken index or a foreign constraint."""
     refuse_rows(database, "lineage_batches", " OR ".join(f"NEW.path = '{path}'" for path in paths))
     yield
-    on = "" if database.dialect == "sqlite" else " ON lineage_batches"
     with database.transaction() as tx:
-        tx.connection.exec_driver_sql(f"DROP TRIGGER refused_lineage_batches{on}")
+        tx.connection.exec_driver_sql("DROP TRIGGER refused_lineage_batches")
 
 
 def nodes(root: Path) -> list[dict[str, Any]]:
@@ -369,6 +371,7 @@ def test_each_failed_attempt_is_a_valid_start_and_fail_event(
 
 
 @pytest.mark.clause("RSP-16")
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_concurrent_publishers_publish_a_failure_once(pipeline: Pipeline, tmp_path: Path) -> None:
     work(pipeline, tmp_path / "objects")
     root = tmp_path / "lineage"
@@ -437,7 +440,6 @@ CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
 
 
 @pytest.mark.clause("RPL-05", "OPR-11")
-@pytest.mark.one_database
 @pytest.mark.parametrize(("emitted", "revisions", "related"), CASES.values(), ids=CASES)
 def test_a_unit_is_emitted_under_its_revision(
     emitted: list[Envelope | None], revisions: list[str], related: str | None, database: Database, root: Path,

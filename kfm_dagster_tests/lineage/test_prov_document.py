@@ -30,6 +30,7 @@ from kfm_dagster_tests.transactions import own_tx
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
+    pytest.mark.one_database,
 ]
 
 # rdflib 7.6 uses its own deprecated classes to read JSON-LD, also through prov 3.2.

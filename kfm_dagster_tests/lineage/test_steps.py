@@ -43,6 +43,7 @@ KFM = "https://kfm.dev/ns/nodd#"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
+    pytest.mark.one_database,
 ]
 
 
@@ -335,11 +336,7 @@ def test_work_taken_over_by_another_intent_is_measured_for_that_intent() -> None
 @pytest.mark.clause("IEN-11")
 def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("codecarbon")
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a request")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError("a request")))
     meter = open_energy_meter("USA/virginia")
     meter.prepare()
     end = meter.begin()

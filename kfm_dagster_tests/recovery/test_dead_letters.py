@@ -47,6 +47,8 @@ from kfm_dagster_tests.recovery.dlq_fixture import (
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 SUCCEEDED, QUARANTINED, MISSING, INVALID, PENDING, IN_PROGRESS, UNKNOWN = (
     range(30),
     range(30, 50),
@@ -83,6 +85,7 @@ def of_class(report: DeadLetterWork) -> Counter[tuple[DeadLetterClass, LetterOut
 
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_a_drain_processes_three_hundred_dead_letters_of_every_class_in_place(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
     steps: list[int] = []

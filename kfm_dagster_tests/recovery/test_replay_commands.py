@@ -12,6 +12,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -323,11 +324,7 @@ def test_following_a_replay_prints_once_that_no_process_works_and_keeps_waiting(
 def test_ctrl_c_leaves_the_replay_running_and_names_the_stop_command(stand: Stand) -> None:
     stand.bring("failed", 1)
     run = stand.engine.start(selection(), PERSON)
-    shown = StringIO()
-
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
+    shown, interrupted = StringIO(), Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         follow(stand.engine, run.replay_run_id, console=Console(file=shown, width=200), wait=interrupted)
     assert f"kfm replay stop {run.replay_run_id}" in shown.getvalue()

@@ -43,6 +43,8 @@ from kfm_dagster_tests.recovery.replays import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 
 def without(**filters: Any) -> Selection:
     """Return the test selection without some of its filters."""

@@ -303,6 +303,7 @@ def test_two_stores_in_the_variable_are_refused_with_both_names(monkeypatch: pyt
 
 
 @pytest.mark.clause("RSP-07")
+@pytest.mark.one_database
 @pytest.mark.parametrize("second", ["", "folder", "delta", "other folder"])
 @pytest.mark.parametrize("first", ["", "folder", "delta"])
 def test_a_second_store_of_one_environment_is_refused_with_both_names(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -30,6 +31,8 @@ from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeEffectNode, FakeNode, execute
 from kfm_dagster_tests.timeouts import await_a_wait
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
@@ -420,12 +423,8 @@ def test_a_worker_that_fails_after_a_takeover_keeps_the_other_s_record(
 def test_a_failure_that_cannot_be_recorded_still_requests_a_retry(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
-    gone = OperationalError("UPDATE", {}, Exception("connection refused"))
+    refuse = Mock(side_effect=OperationalError("UPDATE", {}, Exception("connection refused")))
     upstream = first(runner)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise gone
-
     with monkeypatch.context() as broken:
         for name, (place, attribute) in {
             "the intent": (runner.nodes, "fail"),
@@ -454,10 +453,7 @@ def test_a_failure_refused_by_external_run_state_is_still_compensated(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
-
-    def refuse() -> None:
-        raise ConnectionError("the bucket is away")
-
+    refuse = Mock(side_effect=ConnectionError("the bucket is away"))
     monkeypatch.setattr(type(runner.run_states), "put", lambda _, __, tx: tx.after_commit(refuse))
     node = FakeEffectNode([], fails=OSError("away"))
     with pytest.raises(StageFailedError, match="OSError: away"):
@@ -484,6 +480,7 @@ def test_a_worker_that_ends_during_recovery_does_not_prevent_closing_other_attem
 
 
 @pytest.mark.clause("IEN-07")
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_a_reusing_stage_waits_for_its_node_s_commit_before_locking_the_audit(runner: StageRunner) -> None:
     for run_id, setting in (("run", 1), ("other", 2)):
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
