@@ -78,12 +78,16 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests with `database_url` on both databases, or only on the faster one if marked so."""
+    """Run tests with `database_url` on both databases, or only on the faster one if marked so.
+
+    Tests of the integration room are of Python rules, and run on one (integration/test_statements.py).
+    """
     if "database_url" not in metafunc.fixturenames:
         return
     if any("database_url" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         return
-    alone = metafunc.definition.get_closest_marker("one_database")
+    is_of_chain = metafunc.definition.path.parent.name == "integration"
+    alone = is_of_chain or metafunc.definition.get_closest_marker("one_database")
     metafunc.parametrize("database_url", ["sqlite"] if alone else ["sqlite", "postgresql"], indirect=True)
 
 

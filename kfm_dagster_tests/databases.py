@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from benchmarks.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
+
+BOTH_DATABASES = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+"""For tests of the integration room that need both: of SQL, locks, roles and types."""
 
 
 def migrated_sqlite(path: Path) -> str:

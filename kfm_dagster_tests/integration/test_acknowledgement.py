@@ -52,8 +52,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 VISIBILITY_SECONDS = 900
 MALFORMED = '{"Type": "Notification", "Message": '
 TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "noaa-goes19"})

@@ -58,8 +58,6 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 CHUNK, OBJECTS, LIMIT = 20, 48, 5
 """The chunk of a listing, a day of more than two chunks, and the limit of a run's claim."""

@@ -36,6 +36,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.docs.console import Command, commands, script, shell, transcript
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.integration import traces
@@ -226,6 +227,7 @@ def repeat(pipeline: Pipeline, wal_id: str) -> None:
 
 
 @pytest.mark.clause("BEY-05", "BEY-03")
+@BOTH_DATABASES
 def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
     deployment: Deployment,
 ) -> None:
@@ -258,7 +260,6 @@ def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
     deployment.agree()
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
 @pytest.mark.parametrize("older", [False, True])
 def test_a_lost_or_outdated_catalog_is_rebuilt_from_the_ledger(deployment: Deployment, older: bool) -> None:
@@ -344,6 +345,7 @@ def in_every_status(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("WAL-15", "BEY-03")
+@BOTH_DATABASES
 def test_old_runs_end_during_an_upgrade_and_the_new_release_recovers_dead_ones(
     pipeline: Pipeline,
     database_url: str,
@@ -382,6 +384,7 @@ def test_old_runs_end_during_an_upgrade_and_the_new_release_recovers_dead_ones(
 
 @pytest.mark.clause("WAL-15")
 @pytest.mark.parametrize("read_only", [False, True])
+@BOTH_DATABASES
 def test_a_new_release_is_refused_before_kfm_init_and_the_old_one_continues(
     pipeline: Pipeline, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:

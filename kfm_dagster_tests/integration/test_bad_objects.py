@@ -74,8 +74,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 HDF5 = bytes.fromhex("894844460d0a1a0a")
 NOISE = random.Random(7).randbytes(20_000)
 

@@ -35,6 +35,7 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
@@ -61,8 +62,6 @@ from kfm_dagster_tests.integration.chain import (
     work_until_done,
 )
 from kfm_dagster_tests.transactions import own_tx
-
-pytestmark = pytest.mark.one_database
 
 ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
 """Two volumes that succeed and two that end in quarantine."""
@@ -183,7 +182,7 @@ RUNS, UNITS_EACH = ("one", "two"), 3
 
 
 @pytest.mark.clause("IEN-08")
-@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@BOTH_DATABASES
 def test_two_concurrent_commits_leave_one_open_window_per_stage(
     make_pipeline: Callable[..., Pipeline], database_url: str, queue: FakeQueue
 ) -> None:

@@ -26,6 +26,7 @@ from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.commands import state_of
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import LIMIT, assert_conserved, node, open_pipeline, put, volumes
 from kfm_dagster_tests.moments import dying
@@ -81,6 +82,7 @@ def story(pipeline: Pipeline) -> dict[str, Any]:
 
 @pytest.mark.clause("IEN-06", "IEN-09", "IEN-11", "RSP-10", "WAL-08")
 @pytest.mark.parametrize("operator", operators(), ids=str)
+@BOTH_DATABASES
 def test_a_run_that_dies_anywhere_in_an_operator_equals_a_clean_run_after_re_execution(
     operator: str, database_url: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

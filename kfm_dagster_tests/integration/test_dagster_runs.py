@@ -308,7 +308,6 @@ def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pyte
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-02", "RSP-03")
 def test_only_the_port_decides_on_a_skip_before_the_operator_works(
     face: Face, objects: Any, monkeypatch: pytest.MonkeyPatch
@@ -382,7 +381,6 @@ def versions(result: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-02", "DAG-16", "RSP-12", "IEN-11")
 def test_materialisations_and_observations_equal_the_commands_output(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch

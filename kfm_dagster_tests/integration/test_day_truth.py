@@ -20,8 +20,6 @@ from kfm_dagster_tests.integration.face import Face, materialisations, unit_chec
 from kfm_dagster_tests.integration.gating import beyond_the_pole, gates
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 JOB = "ingest_nexrad_l2"
 G4 = ("metadata", "G4_dimensional_closure")
 WHY = Decision(actor="ada", reason="looked into", change_ref="CHG-1")

@@ -33,8 +33,6 @@ from kfm_dagster_tests.integration.chain import DAY, announce, deliver, notify_e
 from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 SENSOR, PARTITION, JOB = "nodd_due", DAY.isoformat(), "ingest_nexrad_l2"
 
 
@@ -170,7 +168,6 @@ def test_the_schedule_requests_the_retention_job_once_a_policy_exists(face: Face
 
 
 @pytest.mark.clause("BEY-10")
-@pytest.mark.one_database
 def test_a_wrong_policy_fails_the_job_in_one_line_and_deletes_nothing(face: Face, policy: Path) -> None:
     policy.write_text('version: "1.0.0"\nkeep: {landing: 1d}\n', encoding="utf-8")
     file = Path(face.pipeline.settings.storage) / landed_path(face.pipeline.landing.land([]))

@@ -161,7 +161,6 @@ def test_no_gaps_and_no_expectation_give_different_output(
     assert listed("--dataset", "hrrr") == ("none", True)
 
 
-@pytest.mark.one_database
 def test_a_product_is_expected_from_its_first_announced_unit_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +259,6 @@ def silent_feeds(pipeline: Pipeline) -> list[tuple[str, AlertState]]:
     return [(alert.subject, alert.state) for alert in evaluator.store.listed() if alert.rule is AlertRule.SILENT_FEED]
 
 
-@pytest.mark.one_database
 def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +305,6 @@ def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
     assert watched(product("a"), followed=("a",))[0] == []
 
 
-@pytest.mark.one_database
 def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_days_back(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +337,6 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
     assert asked_since[-1] == noon - timedelta(days=8)
 
 
-@pytest.mark.one_database
 def test_the_schedule_passes_without_a_feed_and_shows_the_picture_of_a_gap(
     face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

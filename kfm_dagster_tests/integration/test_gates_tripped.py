@@ -39,8 +39,6 @@ from kfm_dagster_tests.integration.gating import alter_metadata, beyond_the_pole
 from kfm_dagster_tests.path.beams import changed
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 JOB = "ingest_nexrad_l2"
 STAGE = "nexrad-l2.path_arrival"
 PATH_CHECKS = ("G3_path_conventions", "G4_dimensional_closure", "G7_covariance_consistency")

@@ -175,7 +175,6 @@ def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[
 
 @pytest.mark.clause("BEY-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-@pytest.mark.one_database
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_ends_after_its_batch_on_a_signal(
     announced: dict[str, str], database_url: str, tmp_path: Path, number: signal.Signals

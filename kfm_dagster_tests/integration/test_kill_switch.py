@@ -23,8 +23,6 @@ from kfm_dagster_tests.integration.chain import DAY, PARTITION, Clock, FakeQueue
 from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
 
 

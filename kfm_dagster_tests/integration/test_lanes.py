@@ -29,8 +29,6 @@ from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, announce, 
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 BULK_DAY = START.date().isoformat()
 UNITS_PER_RUN = 40
 MAX_IN_FLIGHT = 1_000

@@ -33,7 +33,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = [pytest.mark.clause("OPR-18"), pytest.mark.one_database]
+pytestmark = pytest.mark.clause("OPR-18")
 
 BUCKET = "noaa-hrrr-bdp-pds"
 KEY, CONTENT, INDEX = make_hrrr(run=datetime.combine(DAY, time(6), UTC), lead=7)

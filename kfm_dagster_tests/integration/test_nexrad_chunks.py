@@ -31,6 +31,7 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.readers.nexrad_chunk import LATER_VOLUME
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -50,8 +51,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
 from kfm_dagster_tests.transactions import own_tx
-
-pytestmark = pytest.mark.one_database
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
 RADAR = "KICT"
@@ -423,7 +422,7 @@ def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
 
 @pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize("earlier_first", [True, False])
-@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@BOTH_DATABASES
 def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
     earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
 ) -> None:

@@ -27,7 +27,7 @@ from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebS
 from kfm_dagster_tests.integration.chain import FakeQueue, enqueue, truncated, volumes
 from kfm_dagster_tests.integration.face import Face
 
-pytestmark = [pytest.mark.one_database, pytest.mark.clause("SEC-14")]
+pytestmark = pytest.mark.clause("SEC-14")
 
 NOWHERE = "127.0.0.1:1"
 SETTINGS: Mapping[str, str] = {

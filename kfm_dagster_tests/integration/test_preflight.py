@@ -25,6 +25,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, enqueue, good, put, volumes
@@ -46,7 +47,6 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytes
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("variable", URLS)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_messages_are_received_only_once_the_missing_bucket_exists(
     variable: str,
     face: Face,
@@ -76,7 +76,6 @@ def test_messages_are_received_only_once_the_missing_bucket_exists(
 
 
 @pytest.mark.clause("DAG-13")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_messages_of_a_vanished_bucket_become_visible_at_once_and_are_not_received_again(
     face: Face,
     queue: FakeQueue,
@@ -104,7 +103,6 @@ def test_messages_of_a_vanished_bucket_become_visible_at_once_and_are_not_receiv
 
 
 @pytest.mark.clause("DAG-13")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_missing_queue_or_database_is_one_line_of_the_tick(
     face: Face, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +148,6 @@ def test_folders_are_unchanged_and_one_that_cannot_be_created_is_named(tmp_path:
 
 
 @pytest.mark.clause("DAG-13")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("answer", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
 def test_a_bucket_that_cannot_be_listed_does_not_affect_the_others(
     answer: IntegrityIssue, face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,6 +224,7 @@ def _files(place: str) -> dict[str, bytes]:
 
 
 @pytest.mark.clause("SEC-11")
+@BOTH_DATABASES
 def test_a_second_ledger_changes_nothing_in_the_places_of_the_first(
     first: Face,
     make_second: Callable[[], Face],
@@ -274,7 +272,6 @@ def test_a_second_ledger_changes_nothing_in_the_places_of_the_first(
 
 
 @pytest.mark.clause("SEC-11")
-@pytest.mark.one_database
 def test_retention_refuses_a_store_without_a_mark(
     face: Face, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = [pytest.mark.clause("BEY-05"), pytest.mark.one_database]
+pytestmark = pytest.mark.clause("BEY-05")
 
 UNKNOWN = "00000000-0000-8000-8000-000000000000"
 WHY = Decision(actor="ada", reason="lost messages")

@@ -21,8 +21,6 @@ from kfm_dagster_tests.recovery.replays import PERSON
 from kfm_dagster_tests.recovery.test_replay_selection import volumes_selection
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 APRIL = {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}
 
 

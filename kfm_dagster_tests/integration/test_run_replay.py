@@ -49,8 +49,6 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import alter_metadata, under
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
 PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 

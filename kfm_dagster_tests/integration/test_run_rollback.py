@@ -63,8 +63,6 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.test_run_replay import PERSON, replayed
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 EARLIER, REWRITTEN, UNITS = 4, 2, 3
 KINDS = list(chain())
 COMPENSATED = {

@@ -19,6 +19,7 @@ from kfm_dagster.recovery.backfill.days import ACTOR, Backfills
 from kfm_dagster.recovery.backfill.progress import BackfillError, DayState, day_progress, find_backfill
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
 from kfm_dagster_tests.integration.face import Face, requested_datasets
@@ -116,6 +117,7 @@ def test_a_retired_dataset_is_listed_until_its_last_day_is_past_the_window(pipel
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
+@BOTH_DATABASES
 def test_concurrent_processes_start_one_listing(make_pipeline: Callable[..., Pipeline], database_url: str) -> None:
     several = [make_pipeline(home=f"home-{number}", url=database_url) for number in range(4)]
     for pipeline in several:

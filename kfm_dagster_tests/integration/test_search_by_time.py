@@ -70,7 +70,6 @@ def web_server(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.clause("OPR-24", "BEY-19")
-@pytest.mark.one_database
 def test_a_search_of_a_day_returns_exactly_the_items_valid_on_it(
     make_pipeline: Callable[..., Pipeline],
     database_url: str,

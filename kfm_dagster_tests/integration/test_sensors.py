@@ -42,8 +42,6 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.face import Face
 
-pytestmark = pytest.mark.one_database
-
 NEXT_DAY = DAY + timedelta(days=1)
 
 
@@ -186,7 +184,6 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
     other.pipeline.close()
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-03")
 def test_units_of_a_dataset_that_is_no_longer_ingested_stay_pending(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))

@@ -31,8 +31,6 @@ from kfm_dagster_tests.integration.chain import DAY, node, put, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.test_run_rollback import WHY, fail
 
-pytestmark = pytest.mark.one_database
-
 VERB, NOUN = "note_take", "notes"
 KEY = dg.AssetKey(["nexrad_l2", NOUN])
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import sql_root, statement, typed_statement
 from kfm_dagster_tests import databases
+from kfm_dagster_tests.databases import BOTH_DATABASES
 
 NAMES = [
     f"{file.name.removesuffix('.sql')}.{name}"
@@ -28,6 +29,7 @@ DECODED = {1184: "DateTime", 3802: "JSON"}
 """PostgreSQL's type numbers of decoded columns (pg_type.dat): timestamptz and jsonb."""
 
 
+@BOTH_DATABASES
 def test_every_statement_is_valid_on_both_databases_and_permitted_to_a_deployment(database_url: str) -> None:
     """With this, tests of Python code on rows need only one database."""
     database = Database.open(database_url)

@@ -24,8 +24,6 @@ from kfm_dagster_tests.integration.chain import DAY, deliver, missing, notify, p
 from kfm_dagster_tests.run_state.test_public_run_state import FACET
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(4)]
 
 

@@ -32,8 +32,6 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import beyond_the_pole, change_contract
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
-
 JOB = "ingest_nexrad_l2"
 
 

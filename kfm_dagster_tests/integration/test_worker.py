@@ -52,7 +52,7 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = [pytest.mark.one_database, pytest.mark.clause("BEY-16")]
+pytestmark = pytest.mark.clause("BEY-16")
 
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which are not Dagster runs."""

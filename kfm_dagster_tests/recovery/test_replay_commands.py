@@ -41,7 +41,7 @@ from kfm_dagster_tests.recovery.replays import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.clause("RPL-01")
+pytestmark = [pytest.mark.clause("RPL-01"), pytest.mark.one_database]
 
 SCOPE = [
     "--dataset", "nexrad-l2", "--status", "failed",

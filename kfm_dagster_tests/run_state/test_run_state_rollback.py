@@ -24,6 +24,8 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.run_state.conftest import Place
 from kfm_dagster_tests.stages.fake_node import FakeNode, execute, stage_runner
 
+pytestmark = pytest.mark.one_database
+
 ALL = ["gusts", "alarms", "moisture"]
 INPUTS = {"wind": "calm", "soil": "dry"}
 BRANCH = "main"
