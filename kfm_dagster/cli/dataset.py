@@ -79,8 +79,8 @@ def new(
 ) -> None:
     """Write a contract for another dataset, with the citations and units of a similar dataset.
 
-    Its first lines list the parts to review; then check it on a sample. --from-registry takes title, description,
-    bucket, topic, region and license from the entry.
+    The contract's first lines list the parts to review. After the review, check it on a sample. --from-registry takes
+    title, description, bucket, topic, region and license from the entry.
 
     Example: kfm dataset new graphcastgfs --like gefs --bucket noaa-nws-graphcastgfs-pds --topic ARN
     """

@@ -45,7 +45,7 @@ class Lazy(NamedTuple):
         return command
 
     def summary(self) -> str:
-        """First paragraph of the command's docstring, read without importing it."""
+        """Return the first paragraph of the command's docstring, without importing the command."""
         module, _, name = self.path.partition(":")
         spec = importlib.util.find_spec(module)
         source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None

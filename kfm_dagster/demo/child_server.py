@@ -131,7 +131,7 @@ class ChildServer:
         return int(line)
 
     def _last_words(self) -> str:
-        """Last line that the child wrote to its standard error."""
+        """Return the last line that the child wrote to its standard error."""
         if self._log is None:
             return "no output"
         self._log.seek(0)

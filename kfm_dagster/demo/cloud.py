@@ -98,7 +98,7 @@ class EmbeddedCloud:
         return self._server.pid
 
     def environment(self) -> dict[str, str]:
-        """Variables that point boto3, obstore and `Settings` of another process at this cloud.
+        """Return variables that point boto3, obstore and `Settings` of another process at this cloud.
 
         Only a process with these variables trusts this cloud's signatures; it refuses all other signatures.
         """
@@ -163,7 +163,7 @@ class EmbeddedCloud:
 
 
 def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[str, str]:
-    """Variables that point the AWS clients of another process at a loopback endpoint, and nowhere else."""
+    """Return variables that point another process's AWS clients at a loopback endpoint, and nowhere else."""
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
         # A service's own variable has precedence over AWS_ENDPOINT_URL, so it must not lead to the real AWS.
@@ -234,7 +234,7 @@ def create_queues(
 
 
 def _anyone_reads(bucket: str) -> dict[str, Any]:
-    """Bucket policy of NODD's buckets: objects and listings without credentials."""
+    """Return the policy of NODD's buckets: objects and listings need no credentials."""
     resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
     # For HEAD, AWS requires s3:GetObject, moto an action of its own.
     actions = ["s3:GetObject", "s3:HeadObject", "s3:ListBucket"]
@@ -243,7 +243,7 @@ def _anyone_reads(bucket: str) -> dict[str, Any]:
 
 
 def _accept_from(topic_arns: Sequence[str]) -> dict[str, Any]:
-    """Queue policy that lets SNS deliver from the given topics, and from no other."""
+    """Return the queue policy that lets SNS deliver from these topics, and from no other."""
     return {
         "Version": "2012-10-17",
         "Statement": [

@@ -86,7 +86,7 @@ class ObjectEvent:
         return f"{int(moment.timestamp()):010X}{moment.microsecond * 1000:08X}"
 
     def record(self) -> dict[str, Any]:
-        """Event record in S3's version 2.1 ("Event message structure", Amazon S3 User Guide); the key form-encoded."""
+        """Return a record of S3's version 2.1 ("Event message structure", S3 User Guide), with form-encoded key."""
         digest = hashlib.sha256(f"{self.bucket}/{self.key}/{self.etag}".encode()).hexdigest()
         return {
             "eventVersion": "2.1",
@@ -120,7 +120,7 @@ class ObjectEvent:
 class FolderReport:
     """Outcomes of a folder's files: data objects by dataset, sidecars, and reasons of skipped paths.
 
-    `published` are the data objects, as `s3://bucket/key`; `first_day` is the earliest day of any. `unannounced` has
+    `published` are the data objects, as `s3://bucket/key`; `first_day` is their earliest day. `unannounced` has
     dataset and day of the objects that no topic announces; a listing finds them.
     """
 

@@ -303,7 +303,7 @@ def producers_contact(contract: DatasetContract) -> Document:
 
 
 def distributions(iri: str, collection_id: str, contract: DatasetContract, *, catalog: str) -> list[Document]:
-    """Return the STAC Collection, and the data of each bucket: by https where it is public."""
+    """Return the STAC Collection, and each bucket's data, by an https address if it is public."""
     asset, terms = contract.stac.data_asset, licence(contract)
     collection = _distribution(f"{iri}:stac", "STAC Collection", _url(catalog, collection_path(collection_id)), JSON)
     data = [

@@ -26,7 +26,7 @@ OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapRow:
-    """A dataset or one of its products: the present share of each due hour, and the current gap."""
+    """A dataset or one of its products: its share of objects in each due hour, and its current gap."""
 
     label: str
     shares: Mapping[datetime, float]

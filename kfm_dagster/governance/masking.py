@@ -41,7 +41,7 @@ DECIMALS = 5
 ROUNDING_M = 1.0
 """Exceeds the distance by which rounding to DECIMALS moves a point (at most 0.79 m)."""
 CELL_RADIUS = 1.2
-"""Maximum distance of a corner from a cell's centre, in average edges (H3 4: 1.11 over all resolutions)."""
+"""Maximum distance of a corner from a cell's centre, in average edges (1.11 in H3 version 4, over all resolutions)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

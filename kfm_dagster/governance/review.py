@@ -1,4 +1,4 @@
-"""Review: overrides of prod or the Dagster UI need a second person (WSM-21, SEC-10).
+"""Review: overrides in prod, or from the Dagster UI, need a second person (WSM-21, SEC-10).
 
 A proposal is an entry of the governance log. It changes no unit, and names the units at the versions that its proposer
 saw. The decision on a proposal is another entry. The database refuses such an override unless another actor has

@@ -124,7 +124,7 @@ def _for_transport(transport: Any) -> OpenLineageClient:
 
 
 def _refuse_redirect(response: Any, **_more: Any) -> None:
-    # A redirect is followed as a GET (RFC 9110, 15.4). With status 200 of a login page, the event would be lost.
+    # A redirect is followed as a GET (RFC 9110, 15.4). If a login page answered it with 200, the event would be lost.
     if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
         response.close()
         raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
@@ -217,7 +217,7 @@ class BackendDelivery:
         self._clock = clock
 
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
-        """Send due batches, up to `most_batches` and `within`; return the number of accepted events.
+        """Send at most `most_batches` due batches `within` a time; return the number of accepted events.
 
         Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """

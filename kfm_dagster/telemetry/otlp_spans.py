@@ -28,7 +28,7 @@ def service() -> Resource:
 
 
 class AttemptProvider(TracerProvider):
-    """The SDK's provider, with the ids that `traces.attempt_ids` gives the roots of attempts.
+    """The SDK's provider; the roots of attempts have their ids from `traces.attempt_ids`.
 
     OpenTelemetry's variables set everything else: endpoint, headers, certificate, sampler, resource, limits.
     """

@@ -208,7 +208,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
-    """Write a span of landing and recording the message into the unit's first trace."""
+    """Write a span into the unit's first trace: the landing and recording of its message."""
     ids = attempt_ids(unit.wal_id, 1)
     if not ids.trace_flags.sampled:
         return

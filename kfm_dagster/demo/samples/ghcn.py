@@ -95,15 +95,15 @@ def ghcn_hourly_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes
 
 
 def ghcn_daily_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of a year, a station, and elements of the year."""
+    """Yield bucket, key and content of a year, of a station, and of each element of the year."""
     stations = [station_id(sample_station(index)) for index in range(3)]
-    made = [
+    objects = [
         make_ghcn_daily_csv(daily_rows(stations, day.year), name=f"by_year/{day.year}"),
         make_ghcn_daily_csv(daily_rows(stations[:1], day.year), name=f"by_station/{stations[0]}"),
     ]
-    made += [
+    objects += [
         make_ghcn_daily_parquet(daily_rows(stations, day.year, (element,)), year=day.year, element=element)
         for element in ELEMENTS
     ]
-    for key, content in made[:count]:
+    for key, content in objects[:count]:
         yield DAILY_BUCKET, key, content

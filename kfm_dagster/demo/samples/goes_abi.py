@@ -78,7 +78,7 @@ def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[
 
 
 def _scans(day: date) -> list[tuple[datetime, str]]:
-    """Start and region of every scan of a day in ABI mode 6."""
+    """Return start and region of every scan of a day in ABI mode 6."""
     midnight = datetime.combine(day, time(), UTC)
     return sorted(
         (midnight + timedelta(minutes=minute, seconds=scene.first_second), region)
@@ -88,7 +88,7 @@ def _scans(day: date) -> list[tuple[datetime, str]]:
 
 
 def _understand(product: str, band: int | None) -> tuple[str, str]:
-    """Kind (Rad, CMIP, MCMIP) and region of a product name."""
+    """Return the kind (Rad, CMIP, MCMIP) and the region of a product name."""
     match = _PRODUCT.fullmatch(product)
     if match is None or (band is None) != (match["kind"] == "MCMIP") or (band is not None and band not in _BANDS):
         raise ValueError(f"no ABI product {product!r} with band {band}")
@@ -96,7 +96,7 @@ def _understand(product: str, band: int | None) -> tuple[str, str]:
 
 
 def _named(product: str, band: int | None) -> str:
-    """Product, mode and channel, as file names have them."""
+    """Return product, mode and channel, as file names have them."""
     return f"{product}-M{_MODE}" + ("" if band is None else f"C{band:02}")
 
 

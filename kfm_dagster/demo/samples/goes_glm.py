@@ -148,7 +148,7 @@ def _lightning(file: h5py.File, flashes: int, longitude: float) -> None:
 
 
 def _packed(degrees: npt.NDArray[Any], offset: float) -> npt.NDArray[Any]:
-    """Degrees as unsigned 16-bit integers, which netCDF-4 writes as signed integers."""
+    """Return degrees as unsigned 16-bit integers, which netCDF-4 writes as signed integers."""
     return np.round((degrees - offset) / _STEP).astype("<u2").view("<i2")
 
 

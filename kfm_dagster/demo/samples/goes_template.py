@@ -126,14 +126,14 @@ def make_template(
 
 
 def satellite_of(number: int) -> Satellite:
-    """Satellite of a number. Raises ValueError for a number outside the GOES-R series."""
+    """Return the satellite of a number. Raises ValueError for a number outside the GOES-R series."""
     if number not in _SATELLITES:
         raise ValueError(f"no satellite GOES-{number}")
     return _SATELLITES[number]
 
 
 def global_attributes(satellite: int, **of_product: Any) -> Attributes:
-    """Global attributes of a file. Raises ValueError for a satellite outside the GOES-R series."""
+    """Return a file's global attributes. Raises ValueError for a satellite outside the GOES-R series."""
     platform = satellite_of(satellite)
     return {
         "naming_authority": "gov.nesdis.noaa",

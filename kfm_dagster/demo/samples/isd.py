@@ -40,7 +40,7 @@ def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
 
 
 def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` stations' years up to a day; a later day gives the same keys more records.
+    """Yield bucket, key and content of `count` stations' years; a later day adds records under the same keys.
 
     In reality, a year has some 14,000 stations. Raises ValueError for more stations than MAX_STATIONS.
     """
@@ -64,7 +64,7 @@ def sample_station(index: int) -> Station:
 
 
 def _report(station: Station, moment: datetime) -> bytes:
-    """One record; positions count from 1."""
+    """Return a record; positions in the comments count from 1."""
     control = (
         f"{station.usaf}{station.wban}{moment:%Y%m%d%H%M}4"  # 5: identifiers; 16: date and time; 28: data source
         f"{round(station.latitude * 1000):+06d}{round(station.longitude * 1000):+07d}FM-12"  # 29, 35, 42

@@ -57,5 +57,5 @@ def annotate(holder: Any, attributes: Attributes) -> None:
 
 
 def f4(value: float) -> Any:
-    """One 32-bit float, as netCDF-4 writes a numeric attribute."""
+    """Return a 32-bit float, as netCDF-4 writes a numeric attribute."""
     return np.array([value], "<f4")

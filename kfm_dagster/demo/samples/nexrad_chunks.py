@@ -19,7 +19,7 @@ _HEADER_BYTES = 24
 
 
 def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) -> list[tuple[str, bytes]]:
-    """Key and content of a volume's chunks in order; concatenated they are the archive's object.
+    """Return key and content of a volume's chunks, in order; concatenated, they are the archive's object.
 
     start: aware. Raises KeyError when the site is in neither table.
     """
@@ -28,7 +28,7 @@ def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) ->
 
 
 def nexrad_chunk_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` chunks of volumes evenly over a UTC day, the sites taking turns.
+    """Yield bucket, key and content of `count` chunks; volumes are spread over a UTC day, sites take turns.
 
     The last volume has no end unless `count` is a multiple of CHUNKS. Raises ValueError as `nexrad_level2_samples`.
     """

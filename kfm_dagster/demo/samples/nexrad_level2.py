@@ -88,7 +88,7 @@ _FEEDHORN_M = 20
 
 
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, drawn: bool = False) -> tuple[str, bytes]:
-    """Key and content of a volume of a site of either table; the same arguments give the same bytes.
+    """Return key and content of a volume; the same arguments give the same bytes.
 
     `start` is aware; header and first radial state it in milliseconds, the key in seconds. If `drawn`, the lowest cut
     is a whole sweep with echoes, for a picture.
@@ -115,10 +115,10 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, dr
 
 
 def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` distinct volumes, evenly over a UTC day, the sites taking turns.
+    """Yield bucket, key and content of `count` distinct volumes, evenly over a UTC day; sites take turns.
 
-    25,000 give each of the 213 sites a volume every 12 minutes, 60,000 one every 5, as in reality; TDWR come last.
-    Raises ValueError when a site would need more than one volume per second.
+    With 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in reality. TDWR
+    come last. Raises ValueError when a site would need more than one volume per second.
     """
     names = [*sites()]
     if count > len(names) * 86_400:
@@ -136,7 +136,7 @@ def _scan(icao: str) -> _Scan:
 
 
 def _record(data: bytes, *, last: bool = False) -> bytes:
-    """LDM record (ICD 2620010, 7.3.4): the size before the last record is negative."""
+    """Return an LDM record (ICD 2620010, 7.3.4); the size before the last record is negative."""
     return struct.pack(">i", -len(data) if last else len(data)) + data
 
 
@@ -169,12 +169,12 @@ def _metadata_record(day: date, scan: _Scan) -> bytes:
 
 
 def _frame(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int = 1, segments: int = 1) -> bytes:
-    """One message in its frame."""
+    """Return a message in its frame."""
     return _message(kind, body, day, milliseconds, segment=segment, segments=segments).ljust(_FRAME_BYTES, b"\0")
 
 
 def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int = 1, segments: int = 1) -> bytes:
-    """12 bytes of channel terminal manager, the message header (ICD 2620002, table II), the body."""
+    """Return 12 bytes of channel terminal manager, message header (ICD 2620002, table II) and body."""
     halfwords = (len(body) + 16) // 2
     return struct.pack(">12xHBBHHIHH", halfwords, 8, kind, 1, day, milliseconds, segments, segment) + body
 
@@ -189,7 +189,7 @@ def _sweep(site: Site, start: datetime) -> list[bytes]:
 
 
 def _radial(site: Site, moment_of: datetime, cut: int, index: int, *, count: int = RADIALS) -> bytes:
-    """Message 31 (ICD 2620002, table XVII); `count` is the cut's number of radials."""
+    """Return message 31 (ICD 2620002, table XVII); the cut has `count` radials."""
     day, milliseconds = _clock(moment_of)
     scan = _scan(site.icao)
     gates = scan.others if cut else scan.lowest
@@ -231,7 +231,7 @@ def _radial(site: Site, moment_of: datetime, cut: int, index: int, *, count: int
 
 @lru_cache(maxsize=512)
 def _constants(site: Site, vcp: int) -> tuple[bytes, bytes, bytes]:
-    """Volume, elevation and radial constants (ICD 2620002, tables XVII-E, F and H)."""
+    """Return volume, elevation and radial constants (ICD 2620002, tables XVII-E, F and H)."""
     height = round(site.height_m) - _FEEDHORN_M
     return (
         struct.pack(
@@ -246,7 +246,7 @@ def _constants(site: Site, vcp: int) -> tuple[bytes, bytes, bytes]:
 
 @lru_cache(maxsize=512)
 def _moments(icao: str, moments: tuple[tuple[str, int], ...], gates: tuple[int, int, int]) -> tuple[bytes, ...]:
-    """Moment blocks (ICD 2620002, table XVII-B): scale 2, offset 66; gates after the first GATES have no echo."""
+    """Return moment blocks (ICD 2620002, table XVII-B): scale 2, offset 66, no echo after the first GATES gates."""
     blocks = []
     for name, bits in moments:
         noise = random.Random(f"{icao}{name}")
@@ -259,6 +259,6 @@ def _moments(icao: str, moments: tuple[tuple[str, int], ...], gates: tuple[int, 
 
 
 def _clock(moment: datetime) -> tuple[int, int]:
-    """Days since 1970-01-01, which is day 1, and milliseconds past midnight."""
+    """Return days since 1970-01-01, which is day 1, and milliseconds past midnight."""
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return since.days + 1, since.seconds * 1000 + since.microseconds // 1000

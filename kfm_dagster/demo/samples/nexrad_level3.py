@@ -47,10 +47,10 @@ class _Kind:
 
 
 def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
-    """Key and content of a product of PRODUCTS; the same arguments give the same bytes.
+    """Return key and content of a product of PRODUCTS; the same arguments give the same bytes.
 
-    site: ICAO identifier in either table. start: aware; of the volume scan, to the second.
-    Raises KeyError when site or product is in no table.
+    `site` is an ICAO identifier, `start` the volume scan's aware start, to the second. Raises KeyError when site or
+    product is in no table.
     """
     start = start.astimezone(UTC).replace(microsecond=0)
     location = sites()[site]
@@ -63,7 +63,7 @@ def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_numbe
 
 
 def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` distinct products, evenly over a UTC day.
+    """Yield bucket, key and content of `count` distinct products, evenly over a UTC day.
 
     Sites and their products take turns. Raises ValueError when a site would need more than one product per second.
     """
@@ -84,7 +84,7 @@ def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
 
 
 def _message(kind: _Kind, site: Site, start: datetime, volume_number: int, blocks: dict[str, bytes]) -> bytes:
-    """Message header (figure 3-3), description (figure 3-6), and the blocks in their order."""
+    """Return message header (figure 3-3), description (figure 3-6), and the blocks in their order."""
     lines = blocks.get("tabular")
     sizes = [len(blocks.get(name, b"")) for name in ("symbology", "graphic")]
     if lines is not None:
@@ -153,25 +153,25 @@ def _symbology(packets: bytes) -> bytes:
 
 
 def _page(*packets: bytes) -> bytes:
-    """Graphic block of a single page."""
+    """Return the graphic block of a single page."""
     body = b"".join(packets)
     return _block(2, struct.pack(">HHH", 1, 1, len(body)) + body)
 
 
 def _text(text: str) -> bytes:
-    """Packet 8 (figure 3-8b): text with a colour level at a pixel."""
+    """Return packet 8 (figure 3-8b): text with a colour level at a pixel."""
     encoded = text.encode().ljust(len(text) + len(text) % 2)
     return struct.pack(">hhhhh", 8, 6 + len(encoded), 4, 0, 1) + encoded
 
 
 def _lines(*lines: str) -> bytes:
-    """Pages of a tabular block (figure 3-6, sheet 10): one page, lines with their length."""
+    """Return the pages of a tabular block (figure 3-6, sheet 10): one page, lines with their length."""
     body = b"".join(struct.pack(">h", 80) + line.encode().ljust(80) for line in lines)
     return struct.pack(">hh", _DIVIDER, 1) + body + struct.pack(">h", _DIVIDER)
 
 
 def _digital(noise: random.Random, _: str) -> dict[str, bytes]:
-    """Packet 16 (figure 3-11c), a digital radial data array: a byte a gate."""
+    """Return packet 16 (figure 3-11c), a digital radial data array with a byte per gate."""
     radials = b"".join(
         struct.pack(">hhh", GATES, round(index * 3600 / RADIALS), round(3600 / RADIALS))
         + bytes(noise.choice(b"\0\0\0\2\x42\x60") for _ in range(GATES))
@@ -181,7 +181,7 @@ def _digital(noise: random.Random, _: str) -> dict[str, bytes]:
 
 
 def _rain(noise: random.Random, identifier: str) -> dict[str, bytes]:
-    """Packet AF1F (figure 3-10), runs of 4 bits of length and 4 bits of level, and a page of text."""
+    """Return packet AF1F (figure 3-10), whose runs have 4 bits of length and 4 of level, and a text page."""
     radials = b""
     for index in range(RADIALS):
         runs = bytes(10 << 4 | noise.randrange(16) for _ in range(GATES // 10))
@@ -191,7 +191,7 @@ def _rain(noise: random.Random, identifier: str) -> dict[str, bytes]:
 
 
 def _storms(noise: random.Random, identifier: str) -> dict[str, bytes]:
-    """Packet 15 (figure 3-14), a storm's identifier, a graphic page and a tabular page."""
+    """Return packet 15 (figure 3-14), which identifies a storm, a graphic page and a tabular page."""
     storm = struct.pack(">hhhh2s", 15, 6, noise.randrange(-460, 460), noise.randrange(-460, 460), b"A0")
     return {
         "symbology": _symbology(storm),
@@ -201,7 +201,7 @@ def _storms(noise: random.Random, identifier: str) -> dict[str, bytes]:
 
 
 def _winds(noise: random.Random, _: str) -> dict[str, bytes]:
-    """Packet 4 (figure 3-12), a wind barb, and a page of text."""
+    """Return packet 4 (figure 3-12), which is a wind barb, and a page of text."""
     barb = struct.pack(">hhhhhhh", 4, 10, 1, 100, 100, noise.randrange(360), noise.randrange(90))
     return {"symbology": _symbology(barb), "tabular": _lines("VAD ALGORITHM OUTPUT")}
 
@@ -240,6 +240,6 @@ PRODUCTS = {
 
 
 def _clock(moment: datetime) -> tuple[int, int]:
-    """Days since 1970-01-01, which is day 1, and seconds past midnight."""
+    """Return days since 1970-01-01, which is day 1, and seconds past midnight."""
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return since.days + 1, since.seconds

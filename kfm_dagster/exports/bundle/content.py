@@ -46,7 +46,7 @@ SUMS = "SHA256SUMS"
 """Not in the card: for users who only have `sha256sum`."""
 
 SUMMED = (MACHINE, PLAN, DIMENSIONS, VALIDATION, AUDIT, TRANSITIONS_FIGURE, TIMELINE_FIGURE)
-"""The files that the manifest sums, in its order."""
+"""The files whose sums are in the manifest, in this order."""
 LAYOUT = (*SUMMED, MANIFEST, SIGNATURE, SUMS)
 """All files of a bundle."""
 FOLDERS = ("configs", "reports", "figs")

@@ -69,7 +69,7 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunReport:
-        """Return the report of a run, by its id, its root's, a unique prefix of either, or `latest`.
+        """Return the report of a run: `run` is its id, its root's, a unique prefix of either, or `latest`.
 
         A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
         UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.

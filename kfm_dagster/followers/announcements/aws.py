@@ -18,14 +18,14 @@ from kfm_dagster.followers.announcements.sending import TAKEN, ReceiverAnswer, R
 from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 
 MOST = 10
-"""Maximum entries of a request of PublishBatch, SendMessageBatch and PutEvents (API references)."""
+"""Maximum entries of a PublishBatch, SendMessageBatch or PutEvents request (API references)."""
 EVENT_SOURCE = "kfm.nodd"
 """`source` of events on a bus, by which the bus's rules can select them."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
 """Parts of the error codes of a request that is refused for its content; each event is then sent alone."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Error codes of an entry that sender, target or moment cause; the answer's `SenderFault` may still blame the event."""
+"""Error codes for which sender, target or moment are at fault, even if the answer's `SenderFault` blames the event."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")

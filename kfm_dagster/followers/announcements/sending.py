@@ -30,7 +30,7 @@ THREADS = 8
 TRIES = 3
 """Tries of an event that is refused for good. Another event of the same request, or a new receiver, may be at fault."""
 MAX_FAILURES = 20
-"""Failures after which an event is given up if the receiver accepts others. A follower's pauses make it three hours."""
+"""Failures after which an event is given up if the receiver accepts others: with a follower's pauses, three hours."""
 MAX_REFUSALS = 20
 """Refusals after which sending stops if the receiver accepted no event: then the subscription is wrong."""
 BUDGET_SECONDS = 30.0

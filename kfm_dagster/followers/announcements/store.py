@@ -80,7 +80,7 @@ class AnnouncementStore:
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
         """Record events before they are sent; return the ids that no later event supersedes.
 
-        By the record, a receiver that may have received an Item is notified of its withdrawal even after a crash.
+        Because of this record, a receiver that may have an Item is notified of its withdrawal, even after a crash.
         """
         if not events:
             return set()

@@ -1,6 +1,6 @@
 """Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
 
-A part is written once, in order, in row groups of bounded size. Their boxes and times are also in the day's
+A part is written once, in order, in row groups of bounded size. The boxes and times of row groups are also in the day's
 description, so a search selects row groups before it opens a file. Adding rows rewrites each part that has at most as
 many rows as the new rows and the smaller parts together. So an Item is rewritten about once for each doubling of its
 day. Does not belong here: the list of a day's parts (`days.py`).

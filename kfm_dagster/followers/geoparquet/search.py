@@ -56,7 +56,7 @@ class SearchCriteria:
 def search(
     publisher: Publisher, collections: Iterable[str], criteria: SearchCriteria
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the folder of the Items' files, and tables of matching Items, by collection and day (`rows.to_items`).
+    """Yield tables of matching Items (`rows.to_items`), by collection and day, each with the folder of its Items.
 
     Raises PublishError, and DependencyUnavailableError if files stay missing.
     """
@@ -150,7 +150,7 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return which footprints meet a box, because the box of a scan or disc is a quarter larger."""
+    """Return which footprints meet a box; a scan's own box is a quarter larger than its footprint."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     footprints = shapely.from_wkb(rows["geometry"].to_numpy())

@@ -81,7 +81,7 @@ class ClockLog:
             tx.run_many("clock.record", [{"clock_id": self._clock, **asdict(reading)} for reading in readings])
 
     def recent(self, *, since: datetime, limit: int = RECENT) -> tuple[ClockReading, ...]:
-        """Return the last `limit` readings since `since`, in the order of measurement."""
+        """Return the last `limit` readings from `since` on, in the order of measurement."""
         with self._database.snapshot() as tx:
             readings = tx.rows(ClockReading, "clock.recent", clock_id=self._clock, since=since, limit=limit)
         return tuple(reversed(readings))
