@@ -12,7 +12,7 @@ from kfm_dagster.cli.filter_options import filter_options
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import rows_as_json, show_rows
 from kfm_dagster.exports.atomic_files import write_document
-from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
+from kfm_dagster.exports.gap_picture import NOTHING_EXPECTED, OPENING, draw, gap_picture
 from kfm_dagster.ledger.gaps import arrival_times
 from kfm_dagster.views.feeds import GAPS, GapFilter
 from kfm_dagster.views.view import require_contract
@@ -22,7 +22,6 @@ TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
 """Maximum rows, because the command has no pages; more than the hours of all datasets' products in a year."""
-UNFOLLOWED = "nothing is expected yet: only after a product's first live object, and not in a demo (docs/gaps.md)"
 
 
 @click.command()
@@ -61,6 +60,6 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
         retired = [other for other in pipeline.registry if other.metadata.retired and other.id in {dataset, *followed}]
     show_rows(page.rows, (*GAPS.columns, *(CLOSING if row_filter.closed else ())), as_json=as_json)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
-        click.echo(UNFOLLOWED, err=True)
+        click.echo(NOTHING_EXPECTED, err=True)
     for contract in retired:
         click.echo(f"{contract.id} expects nothing more. {contract.metadata.notice}", err=True)

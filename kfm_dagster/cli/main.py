@@ -178,7 +178,9 @@ ALIASES = {
 )
 @click.version_option(__version__, prog_name="kfm")
 def kfm() -> None:
-    """Ingest NOAA open data (NODD) into a STAC catalog with provenance, each effect once.
+    """Ingest NOAA open data (NODD) into a STAC catalog with provenance.
+
+    More, in the guides: announcements, clock, cloud, mcp, registry, stac.
 
     Example: kfm demo
     """

@@ -34,13 +34,14 @@ def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
 
     def report(now: QueueProgress) -> None:
         nonlocal next_line
-        waiting = f"{counted(now.queued, 'message')} queued, {counted(now.waiting, 'unit')} in wait for a retry"
+        parts = ((now.queued, "message", "queued"), (now.waiting, "unit", "in wait for a retry"))
+        waiting = ", ".join(f"{counted(number, noun)} {state}" for number, noun, state in parts if number)
         if console.is_terminal:
             bar.start()
             bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
         elif time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_SECONDS
-            console.print(f"ingesting {now.terminal}/{now.units} units, {waiting}", soft_wrap=True)
+            console.print(f"ingesting {now.terminal}/{now.units} units{', ' * bool(waiting)}{waiting}", soft_wrap=True)
 
     try:
         yield report

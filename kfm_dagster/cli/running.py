@@ -139,10 +139,13 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
         f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
     ]
-    return [
+    by_hand = [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
         # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
+    ]
+    return [
+        *(() if ingested else by_hand),
         *(() if (settings.home / MENDED).exists() else spoilt),
         "another terminal reaches the demo's S3 after:",
         f"  . {shlex.quote(str(settings.home / SHELL))}",

@@ -17,6 +17,8 @@ from kfm_dagster.console.pages import duration, rendered
 from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, line
 from kfm_dagster.ledger.state_machine import Status
 
+ROUND_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
+"""Ends of an axis of time: they read as 1 ms, 10 s, 10 min or 10 h."""
 _GRAPH = StateGraph(
     places={
         Status.PENDING: (0, 0),
@@ -99,9 +101,8 @@ def _bars(
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> Markup:
     """Return lines of seconds by hour on a logarithmic scale, by name; the second is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
-    low, high = (math.floor(_log(min(values))), math.ceil(_log(max(values)))) if values else (0, 1)
-    high = max(high, low + 1)
-    x, y = Scale(0, len(hours), *_ACROSS), Scale(low, high, *_UP)
+    low, high = _ends(values) if values else (1.0, 10.0)
+    x, y = Scale(0, len(hours), *_ACROSS), Scale(_log(low), _log(high), *_UP)
     drawn = []
     for (label, seconds), kind in zip(lines.items(), ("", "-high"), strict=False):
         points = [
@@ -110,8 +111,8 @@ def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping
         ]
         drawn += [(kind, line(point[:2] for point in points), points)] if points else []
     newest = ", ".join(f"{label} {duration(of_name[max(of_name)])}" for label, of_name in lines.items() if of_name)
-    ends = {"high": duration(10.0**high), "low": duration(10.0**low)}
-    return _chart(f"{name}, newest hour: {newest or 'none'}", hours, x, lines=drawn, **ends)
+    summary = f"{name}, newest hour: {newest or 'none'}"
+    return _chart(summary, hours, x, lines=drawn, high=duration(high), low=duration(low))
 
 
 def _chart(summary: str, hours: Sequence[datetime], x: Scale, **content: Any) -> Markup:
@@ -121,6 +122,12 @@ def _chart(summary: str, hours: Sequence[datetime], x: Scale, **content: Any) ->
         if hour.hour % 12 == 0 and number < len(hours) - 4
     ]
     return rendered("chart.svg", **{"bars": (), "lines": (), "summary": summary, "noons": noons, **content})
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the nearest of ROUND_SECONDS below and above all values, as the ends of their axis."""
+    low = max((end for end in ROUND_SECONDS[:-1] if end <= min(values)), default=ROUND_SECONDS[0])
+    return low, min((end for end in ROUND_SECONDS if end > low and end >= max(values)), default=ROUND_SECONDS[-1])
 
 
 def _log(seconds: float) -> float:

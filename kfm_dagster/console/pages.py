@@ -6,6 +6,8 @@ the content of a page (the module of its routes).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -262,17 +264,24 @@ def static(request: Request) -> Response:
 
 
 def duration(value: timedelta | float) -> str:
-    """Return a span of time in its two largest units."""
+    """Return a span of time in its two largest units; the second is left out when it is 0."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min {int(seconds % 60)} s"
     hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if minutes < 60:
+        text = f"{minutes} min {int(seconds % 60)} s"
+    else:
+        text = f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return re.sub(" 0 [a-z]+$", "", text)
+
+
+def percentage(share: float | None) -> str:
+    """Return a share of 0 to 1 as a percentage with two decimals, rounded down; `none` without a share."""
+    return "none" if share is None else f"{math.floor(share * 10_000) / 100:g} %"
 
 
 _TEMPLATES = jinja2.Environment(
@@ -290,6 +299,7 @@ _TEMPLATES.filters |= {
     "figure": figure,
     "heading": heading,
     "number": "{:,}".format,
+    "percentage": percentage,
     "query": urlencode,
     "time": time,
 }

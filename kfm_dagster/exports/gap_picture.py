@@ -21,6 +21,7 @@ LABEL, WIDTH = 200, 720
 """Pixels of the labels, and of the hours beside them."""
 ROW, TOP, BOTTOM = 20, 26, 24
 """Pixels from row to row, above and below all rows."""
+NOTHING_EXPECTED = "Nothing is expected yet: only after a product's first live object, and not in a demo (docs/gaps.md)"
 OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
 
 
@@ -120,7 +121,7 @@ def draw(picture: GapPicture) -> str:
     environment = jinja2.Environment(loader=templates, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("gaps.svg").render(
         picture=picture,
-        sentences=picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."],
+        sentences=picture.sentences() or ["Nothing is missing." if picture.rows else NOTHING_EXPECTED],
         rows=[(row, list(_bars(row, picture.hours, x))) for row in picture.rows],
         midnights=[(x(number), hour) for number, hour in enumerate(picture.hours) if hour.hour == 0],
         left=LABEL,

@@ -287,7 +287,7 @@ class Queue:
         return QueueUnavailableError(
             f"queue {self.name} does not answer",
             observed=code,
-            next_step="check AWS_ENDPOINT_URL, region and credentials; kfm cloud prints those of a demo",
+            next_step="check AWS_ENDPOINT_URL, region and credentials; for a demo: kfm ui, and . .kfm/samples.env",
         )
 
 

@@ -103,6 +103,7 @@ def test_the_report_as_json_and_as_page_are_the_same(worked: Ask) -> None:
     page = worked(PATH, Accept="text/html")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert ">nexrad-l2.settle</td>" in page.text
+    assert '<a href="#kpis">100 %</a>' in page.text
     assert report["audit"]["head"] in page.text
     assert "<h1>Validation</h1>" in worked(f"{PATH}?format=html").text
     assert worked(f"{PATH}?format=json&days=3650", Accept="text/html").headers["content-type"] == "application/json"

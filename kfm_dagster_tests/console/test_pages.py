@@ -152,8 +152,8 @@ def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
 
 def test_a_duration_has_its_two_largest_units() -> None:
     times = {
-        0.999: "999 ms", 1: "1.0 s", 9.9: "9.9 s", 10: "10 s", 59: "59 s", 60: "1 min 0 s", 3599: "59 min 59 s",
-        3600: "1 h 0 min", 48 * 3600 - 1: "47 h 59 min", 49 * 3600: "2 d 1 h",
+        0.999: "999 ms", 1: "1.0 s", 9.9: "9.9 s", 10: "10 s", 59: "59 s", 60: "1 min", 3599: "59 min 59 s",
+        3600: "1 h", 48 * 3600 - 1: "47 h 59 min", 49 * 3600: "2 d 1 h",
     }  # fmt: skip
     assert {seconds: duration(seconds) for seconds in times} == times
     assert {seconds: duration(timedelta(seconds=seconds)) for seconds in times} == times
@@ -173,7 +173,9 @@ def test_charts_have_a_label_with_their_values() -> None:
     assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
     assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0
     # A single value and a value of zero also have a scale.
-    for seconds, scale in ((1.0, ["10 s", "1.0 s"]), (0.0, ["10 ms", "1 ms"])):
+    for seconds, scale in (
+        (0.0, ["10 ms", "1 ms"]), (1.0, ["10 s", "1.0 s"]), (90.0, ["10 min", "1 min"]), (86_399.0, ["24 h", "10 h"])
+    ):  # fmt: skip
         chart = line_chart("Time", hours, {"median": {hours[1]: seconds}})
         assert re.findall(r'text-anchor="end">([^<]*)<', chart) == scale
 
