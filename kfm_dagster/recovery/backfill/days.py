@@ -95,8 +95,6 @@ class Backfills:
             {"backfill_id": backfill_id, "dataset": dataset, "day": day.isoformat()}
             for backfill_id, (dataset, day) in listings.items()
         ]
-        if not rows:
-            return ()
         with ledger.database.snapshot() as view:
             due = view.run("backfill.due_listings", listings=rows).scalars().all()
             off = ledger.switches.off([listings[backfill_id][0] for backfill_id in due], tx=view)
