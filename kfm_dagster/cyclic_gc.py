@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 
 THRESHOLDS = (100_000, 20, 20)
-"""Number of new containers that starts a collection of the youngest generation; then, number of collections that starts
-one of the next generation. A run creates hundreds of containers for each unit, and reference counts free nearly all of
-them; CPython's own 700 is for small programs. Up to 100,000 containers wait to be freed, some 20 MB. No buffer of an
-object waits, because readers leave no cycles."""
+"""After so many new containers, the youngest generation is examined; after so many such collections, the next
+generation. A run creates hundreds of containers for each unit, and reference counts free nearly all of them; CPython's
+own 700 is for small programs. Up to 100,000 containers wait to be freed, some 20 MB. No buffer of an object waits,
+because readers leave no cycles."""
 
 
 def collect_rarely() -> None:

@@ -1,9 +1,9 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
 Every text of a foreign exception or answer passes through here before it reaches the database, a log, Dagster or a
-page. Every rule reads a text only once: its pattern begins only at the start of a run of its characters, and
-quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice of errors to
-keep, and addresses of our own settings (`addresses.py`).
+page. Every rule reads a text only once. So a match begins only at the first of adjacent characters that the pattern
+accepts, and quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice
+of errors to keep, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations

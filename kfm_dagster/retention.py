@@ -45,7 +45,7 @@ class RetentionKind(StrEnum):
     ARTIFACTS = "artifacts"
     """Outputs of stages."""
     EVIDENCE_SAMPLES = "evidence_samples"
-    """Evidence of quarantined units whose cases are closed: bytes of the object, the message."""
+    """Evidence of quarantined units whose cases are closed: bytes of the object, and the message."""
 
 
 def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:

@@ -444,7 +444,7 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed. If KFM_SNS_VERIFY is unset: in prod and on AWS's queues.
+        """Whether messages must be signed. Without KFM_SNS_VERIFY, they must in prod and on AWS's queues.
 
         The queue's endpoint decides, not the topic's name, because topics of an embedded cloud have NOAA's names.
         """

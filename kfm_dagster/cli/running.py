@@ -108,7 +108,7 @@ def ui(*, port: int, cloud: str) -> None:
 
 
 def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
-    """Return the addresses for links between web page and console that the settings lack."""
+    """Return the addresses by which web page and console link to each other, unless settings have them."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 

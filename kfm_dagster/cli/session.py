@@ -32,7 +32,7 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[Database]:
     """Open the database for reading, and with `recording` for adding a record. Raises KfmError.
 
-    Neither creates nor upgrades a database.
+    No database is created or upgraded.
     """
     opened = Database.open(settings.database_url, read_only=True)
     if recording:

@@ -1,10 +1,10 @@
 """Tables of the commands: a row of a list is one line, and foreign texts are never read as markup.
 
 In a terminal, and in a pipe where COLUMNS is set, a table has that width. A list shows UUIDs by a prefix that every
-command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: first columns
-without values, then the last columns. A table of `whole` values folds prose between words instead, so that its commands
-and errors can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole values,
-for grep.
+command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: empty columns
+before others, the last before earlier columns. A table of `whole` values folds prose between words instead, so that its
+commands and errors can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole
+values, for grep.
 """
 
 from __future__ import annotations

@@ -346,9 +346,10 @@ def chunk_notification(event: ObjectEvent) -> str:
 
 
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
-    """Return the ARN of the topic that announces a bucket: of its contracts' topics, that with the bucket's number.
+    """Return the ARN of the topic that announces a bucket.
 
-    `noaa-goes18`: NewGOES18Object. Raises ConfigurationError for a bucket without contract or without topic.
+    Of the topics of the bucket's contracts, it is the first with the bucket's number (`noaa-goes18`: NewGOES18Object).
+    Raises ConfigurationError for a bucket without contract or without topic.
     """
     contracts = registry.buckets.get(bucket)
     if contracts is None:

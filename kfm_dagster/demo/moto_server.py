@@ -12,8 +12,8 @@ It corrects four things of moto 5.2, each by name, so that the demo and the test
   receives return the same message. A lost message would look like a bug of the pipeline. Here a lock covers each step.
 - *Signatures.* moto makes a certificate for every message, at a URL of AWS, and leaves the Subject out of the text that
   it signs. Here a single certificate signs the right text, and is served at its URL (`sns_signing.py`).
-- *Cost.* moto reads the clock in 5 microseconds, twice per queued message and call; with the plain clock, calls on a
-  queue of some thousand messages take milliseconds.
+- *Cost.* moto takes 5 microseconds to read the clock, twice per queued message and call. Here the plain clock is read,
+  so calls on a queue of some thousand messages take milliseconds.
 """
 
 from __future__ import annotations

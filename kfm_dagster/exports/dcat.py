@@ -97,7 +97,7 @@ _TOPIC_OF = {
 _FREQUENCIES = "http://publications.europa.eu/resource/authority/frequency"
 _FREQUENCY_OF = {3600: "HOURLY", 3 * 3600: "TRIHOURLY", 12 * 3600: "12HRS", _DAY: "DAILY", 7 * _DAY: "WEEKLY"}
 _FORMAT_OF = {"application/netcdf": "NetCDF", "application/wmo-GRIB2": "GRIB2", JSON: "JSON"}
-"""Names of formats with a media type of their own; others are named by the asset's title."""
+"""Names of formats with a media type of their own; other formats are named by the asset's title."""
 _OBJECT_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
 _NO_SPDX = {"other", "various", "proprietary"}
 """Words that STAC allows instead of an SPDX identifier."""

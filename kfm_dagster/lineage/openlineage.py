@@ -4,9 +4,9 @@ Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid
 comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes need
 many times the CPU, so they are used only to send an event to a backend (`delivery.py`).
 
-No times of a single unit are observed, so the times are those of the batch: for START when the run began, for COMPLETE
-when the batch's lineage was recorded. START does not have the time of the announcement, because the run of a backfilled
-volume of 1991 would last for decades. Events are built once, when they are recorded, and never by a retry (`store.py`).
+No times of a single unit are observed, so START has the time at which the batch's run began, and COMPLETE the time at
+which the batch's lineage was recorded. If START had the time of the announcement, the run of a backfilled volume of
+1991 would last for decades. Events are built once, when they are recorded, and never by a retry (`store.py`).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _ISSUE = {
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
 _REFUSALS = (IntegrityError, DataError, InternalError)
-"""Errors by which a database refuses a batch. A lost connection is none of them, and fails the whole stage."""
+"""Errors by which a database refuses a batch. A lost connection is not among them: it fails the whole stage."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
 """Index that may be violated, before the primary key, when two workers record one unit on PostgreSQL."""

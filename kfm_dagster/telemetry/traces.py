@@ -79,7 +79,7 @@ def root_ids() -> SpanContext | None:
 
 
 def sample_by(decides: Callable[[int], bool]) -> None:
-    """Provide root ids from here, and sample each trace by its id with `decides`."""
+    """Let `root_ids` provide the ids of roots, and let `decides` sample each trace by its id."""
     _SAMPLERS[:] = [decides]
     attempt_ids.cache_clear()
 

@@ -51,7 +51,7 @@ INSTEAD = {
     Status.IN_PROGRESS: "wait for the run that holds them",
     Status.SUCCEEDED: "nothing, or --mode repair-and-replace to repeat successes",
 }
-"""Next steps for an empty selection, by the status of the other records, the most urgent first."""
+"""Next steps for an empty selection, by the status of the records that it left out, most urgent status first."""
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:

@@ -80,7 +80,7 @@ def make_gfs(
 ) -> tuple[str, bytes, str]:
     """Make an object of the atmosphere: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours; `model` is gfs or gdas. ValueError: a combination without a key.
+    `run` is aware, on a full hour; `lead` in hours; `model` gfs or gdas. Raises ValueError if no key has these values.
     """
     utc = _cycle(run)
     if lead not in LEADS or (product, resolution) not in PRODUCTS or model not in {"gfs", "gdas"}:

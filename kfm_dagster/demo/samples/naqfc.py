@@ -48,7 +48,7 @@ def make_naqfc(*, run: datetime, product: str = "ave_1hr_pm25") -> tuple[str, by
 
 
 def naqfc_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content). ValueError: a day has fewer."""
+    """Yield `count` objects of a UTC day as (bucket, key, content). Raises ValueError if a day has fewer."""
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} NAQFC keys, {count} were requested")
     for kind, hour in islice(product(PRODUCTS, CYCLES), count):

@@ -35,7 +35,7 @@ class AnnouncementState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The newest event of an Item. `known`: the receiver has the Item, or did not subscribe to its event."""
+    """The newest event of an Item. `known`: the receiver has the Item, or did not subscribe to this event."""
 
     item_id: str
     change_id: int

@@ -1,4 +1,4 @@
-"""The order of rows: in blocks by time; within a block along a Hilbert curve over the centres of boxes, then by time.
+"""Order rows: blocks by time; the rows of a block along a Hilbert curve over the centres of boxes, then by time.
 
 Neighbours in time and space are adjacent, so that a row group has a small box. A block has hours or days of Items,
 because a curve needs many Items to divide: with 40,000 radar volumes a day, a block of an hour would have only two
@@ -35,7 +35,7 @@ def ordered(table: pa.Table) -> pa.Table:
     place[_sorted({"start": start, "id": ids})] = np.arange(table.num_rows)
     keys = {
         "block": place // BLOCK_ROWS,
-        # In groups of their own, because one such box would stretch a group's box around the world.
+        # Boxes across the antimeridian end a block, because one of them would stretch a group's box around the world.
         "crossing": crossing,
         "cell": hilbert(_cell(middle / 360.0), _cell((south + north + 180.0) / 360.0)),
         "place": place,

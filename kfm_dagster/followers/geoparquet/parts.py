@@ -107,7 +107,8 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return the parts to rewrite when adding `rows` rows.
 
-    All parts if the day has up to WHOLE_ROWS; else each part not larger than all smaller parts and `rows` together.
+    These are all parts of a day of up to WHOLE_ROWS, else each part that is not larger than all smaller parts and
+    `rows` together.
     """
     if rows == 0 and len(parts) < 2:
         return []

@@ -271,7 +271,7 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
 
 
 def _fill(variable: StoredVariable) -> dict[str, Any]:
-    """Return the fill value as an attribute: in Zarr 3, an array's own fill value is not "missing"."""
+    """Return the fill value as an attribute: in Zarr 3, an array's own fill value does not mean "missing"."""
     if variable.fill is None:
         return {}
     # xarray encodes floats so that none is changed by JSON (FillValueCoder).

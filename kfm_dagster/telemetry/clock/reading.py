@@ -121,10 +121,10 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
 
     A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
     whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
-    another service may keep. Two readings count, if within `tau_calib` of the start: the latest deciding reading of the
-    kernel, and the latest of any server. Either can refute the clock, and one calibration suffices.
+    another service may keep. Two readings count, if they are within `tau_calib` of the start: the kernel's latest
+    deciding reading, and the latest of any server. Either can refute the clock, and one calibration suffices.
 
-    The order of measurement counts, not `at`: a clock that was ahead has readings with future times once corrected.
+    The order of measurement counts, not `at`: once a clock that was ahead is corrected, its readings are in the future.
     """
     fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rule.tau_calib]
     latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rule)}
