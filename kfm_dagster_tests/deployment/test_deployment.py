@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,22 @@ def test_relative_paths_are_resolved_from_the_starting_folder(tmp_path: Path, mo
     environment = Deployment(tmp_path / "home", environment=variables)._environment
     assert {name: environment[name] for name in variables} == variables | {
         "KFM_CONTRACTS_DIR": str(tmp_path / "contracts")
+    }
+
+
+def test_each_part_is_started_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: dict[str, str] = {}
+    monkeypatch.setattr(Deployment, "_spawn", lambda _, name, command: commands.update({name: " ".join(command)}))
+    for without_effect in ("_wait", "_prepare_storage"):
+        monkeypatch.setattr(Deployment, without_effect, lambda *_: None)
+    Deployment(tmp_path, environment={}, web_port=1, console_port=2, module="location").start()
+    workspace = tmp_path / "dagster" / "workspace.yaml"
+    [port] = re.findall(r"port: (\d+)\n", workspace.read_text())
+    assert commands == {
+        "code-server": f"python -m kfm_dagster.defs.code_server -m location -h 127.0.0.1 -p {port}",
+        "daemon": f"dagster-daemon run -w {workspace}",
+        "webserver": f"python -m kfm_dagster.defs.web_server -h 127.0.0.1 -p 1 -w {workspace}",
+        "console": "kfm console --port 2",
     }
 
 
