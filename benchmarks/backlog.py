@@ -237,7 +237,11 @@ def _ratio(one: float, other: float | None) -> float | None:
     "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by uv."
 )
 @click.option(
-    "--records", default=0, show_default=True, type=click.IntRange(0), help="In the ledger before, thousands of them."
+    "--records",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Records in the ledger before; whole thousands.",
 )
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:

@@ -245,7 +245,7 @@ def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
 @click.option("--units", default=1000, show_default=True, type=click.IntRange(4, 100_000), help="Units to ingest.")
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(0, 10_000), help="Processes to kill.")
 @click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
-@click.option("--seed", default=1, show_default=True, type=int, help="Of deaths and disorder.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of deaths and disorder.")
 @click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
 @click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
 @click.option("--worker", is_flag=True, help="Also run and kill a resident worker (kfm worker) on the same queue.")

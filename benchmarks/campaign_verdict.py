@@ -58,8 +58,8 @@ def _compare(what: str, found: Counter[str], expected: set[str]) -> None:
     foreign = found.keys() - expected
     if doubled or missing or foreign:
         raise CampaignError(
-            f"{what} are not one for one",
-            observed=f"{len(doubled)} doubled, {len(missing)} missing, {len(foreign)} of nothing known",
+            f"{what}: each must exist exactly once",
+            observed=f"{len(doubled)} doubled, {len(missing)} missing, {len(foreign)} unknown",
             expected=f"{len(expected)}, each once",
         )
 

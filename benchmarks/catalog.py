@@ -265,7 +265,9 @@ def figures(found: Scale) -> Iterator[dict[str, str]]:
 
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--items", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000), help="To register.")
-@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of the index.")
+@click.option(
+    "--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Database of the index."
+)
 @click.option("--stac-api", is_flag=True, help="Have pgstac follow, too; needs Debian's PostgreSQL with PostGIS.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -22,7 +22,7 @@ class _Takes(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_args: object) -> None:
-        """Stay quiet."""
+        """Write no log."""
 
 
 @contextmanager

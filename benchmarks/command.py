@@ -23,7 +23,11 @@ def place_options(command: Command) -> Command:
     milliseconds = click.FloatRange(0, 10_000)
     options = (
         click.option(
-            "--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of ledger and runs."
+            "--database",
+            type=click.Choice(KINDS),
+            default="sqlite",
+            show_default=True,
+            help="Database of ledger and runs.",
         ),
         click.option(
             "--store-latency-ms",
@@ -31,7 +35,7 @@ def place_options(command: Command) -> Command:
             help="Read objects from a store with this delay per answer; default: from a folder.",
         ),
         click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too."),
-        click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Before each answer of SQS."),
+        click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Delay of each answer of SQS."),
         click.option(
             "--traces", default=0.0, type=click.FloatRange(0, 1), help="Share of attempts traced, to a collector here."
         ),

@@ -121,7 +121,7 @@ def _row(*cells: str) -> str:
     "--prices",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=PRICES,
-    help="Instead of prices.yaml.",
+    help="File of prices. Default: prices.yaml.",
 )
 def main(*, prices: Path) -> None:
     """Print the monthly cost of a deployment, by part and by dataset."""

@@ -1,6 +1,6 @@
 """The database of a benchmark: SQLite in the deployment's home, or a PostgreSQL server of its own.
 
-Does not belong here: what is asked of it.
+Does not belong here: the queries that are measured.
 """
 
 from __future__ import annotations

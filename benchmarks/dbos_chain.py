@@ -35,9 +35,9 @@ from kfm_dagster.settings import Settings
 PACKAGE = "dbos==3.4.0"
 INSTALL_SECONDS = 300
 CONNECTIONS = 20
-"""Of one process, DBOS's own default; a PostgreSQL server takes 100."""
+"""Connections of a process: DBOS's own default. A PostgreSQL server accepts 100."""
 FIRST_BYTES = 8
-"""What integrity-check asks for at least."""
+"""Minimum bytes that integrity-check requests."""
 
 
 def ensure_environment(folder: Path) -> Path:

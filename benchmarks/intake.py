@@ -83,15 +83,17 @@ def measure(home: Path, bodies: Sequence[str], place: Place, *, dataset: str) ->
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--messages", default=10_000, show_default=True, type=click.IntRange(1, 100_000), help="To take in.")
+@click.option(
+    "--messages", default=10_000, show_default=True, type=click.IntRange(1, 100_000), help="Messages to receive."
+)
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose objects are announced.")
-@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Of the ledger.")
+@click.option("--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Ledger database.")
 @click.option(
     "--queue-latency-ms",
     default=0.0,
     show_default=True,
     type=click.FloatRange(0, 10_000),
-    help="Before each answer of SQS.",
+    help="Delay of each answer of SQS.",
 )
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -317,11 +317,11 @@ class _Publisher(threading.Thread):
     default=60.0,
     show_default=True,
     type=click.FloatRange(1, 3600),
-    help="How long, at least.",
+    help="Minimum seconds of publishing.",
 )
 @click.option("--dataset", default="nexrad-l2", show_default=True, help="Dataset whose samples are published.")
-@click.option("--worker", is_flag=True, help="With `kfm worker` in place of the sensor of messages.")
-@click.option("--virtual", is_flag=True, help="With virtual stores, of a dataset that has any.")
+@click.option("--worker", is_flag=True, help="Run `kfm worker` instead of the sensor of messages.")
+@click.option("--virtual", is_flag=True, help="Also write virtual stores; the dataset must have some.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Publish sample units at a rate to a running deployment, and print the latencies until their Items.

@@ -201,9 +201,13 @@ def _counters(database: Database) -> dict[str, float]:
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(1), help="Under the snapshot.")
-@click.option("--clean-seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Before and after.")
-@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Units a second; 0, the default: no maximum.")
+@click.option(
+    "--seconds", default=600.0, show_default=True, type=click.FloatRange(1), help="Seconds under the snapshot."
+)
+@click.option(
+    "--clean-seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds before and after it."
+)
+@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Maximum units a second. Default: no maximum.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, seconds: float, clean_seconds: float, rate: float, as_json: bool) -> None:
     """Work on a separate PostgreSQL before, under and after a held snapshot, and print the figures.

@@ -83,7 +83,9 @@ def _cpu_seconds(pids: dict[str, int]) -> dict[str, float]:
 
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds to measure.")
-@click.option("--database", default="sqlite", show_default=True, type=click.Choice(KINDS), help="Of ledger and runs.")
+@click.option(
+    "--database", default="sqlite", show_default=True, type=click.Choice(KINDS), help="Database of ledger and runs."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, seconds: float, database: str, as_json: bool) -> None:
     """Start a deployment over an empty queue and print its share of a core.

@@ -152,7 +152,7 @@ def _revision() -> str:
     type=click.IntRange(1, 100_000),
     help="Units of each backlog; again for further sizes.",
 )
-@click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Of publishing.")
+@click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Seconds of publishing.")
 @click.option("--match", default="", help="Measure only commands that match this regular expression.")
 @click.option("--only-missing", is_flag=True, help="Measure only rows without figures of this size.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)

@@ -252,7 +252,7 @@ async def _serve(root: Path, latency_seconds: float, odd_every: int) -> None:
 
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Before each answer.")
+@click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Delay of each answer.")
 @click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
 def main(*, root: Path, latency_ms: float, odd_every: int) -> None:
     """Serve ROOT/bucket/key as S3 on a free loopback port, which is printed; ends when standard input does."""

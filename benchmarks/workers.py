@@ -135,7 +135,7 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 @click.option(
     "--workers", multiple=True, default=[1, 2], show_default=True, type=click.IntRange(1, 64), help="So many at once."
 )
-@click.option("--units", default=1500, show_default=True, type=click.IntRange(1, 100_000), help="Of each worker.")
+@click.option("--units", default=1500, show_default=True, type=click.IntRange(1, 100_000), help="Units of each worker.")
 @click.option("--reads", default=8, show_default=True, type=click.IntRange(1, 1000), help="At a time, of each worker.")
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options

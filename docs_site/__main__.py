@@ -19,7 +19,7 @@ CONFIG = Path(__file__).with_name("mkdocs.yml")
 
 
 class SiteError(KfmError):
-    """The site is not built."""
+    """The site cannot be built."""
 
 
 @click.command()
@@ -40,27 +40,28 @@ def build(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603, our own arguments
     if done.returncode:
         click.echo(done.stdout + done.stderr, err=True)
-        raise SiteError(observed="what is above", expected="no warning", next_step="mend the page and build it again")
+        raise SiteError(observed="the warnings above", expected="none", next_step="correct the page and build it again")
     click.echo(str(folder / "site" / "index.html"))
 
 
 def navigation(entries: list[Any], there: set[str]) -> list[Any]:
-    """Return the navigation with each pattern replaced by its pages. Raises SiteError if it differs from the pages."""
+    """Return the navigation with each pattern replaced by its pages. Raises SiteError unless it has each page once."""
     rest = there - set(_named(entries))
     filled = _filled(entries, rest)
     placed = _named(filled)
     without, unknown = sorted(there - set(placed)), sorted(set(placed) - there)
     if without or unknown or len(set(placed)) < len(placed):
         raise SiteError(
-            "the navigation is not that of the pages",
-            observed=f"without a place {without}, not there {unknown}, {len(placed)} places of {len(there)} pages",
+            "the navigation does not have each page once",
+            observed=f"pages without an entry {without}, entries without a page {unknown}, {len(placed)} entries of "
+            f"{len(there)} pages",
             next_step="name each page once in docs_site/mkdocs.yml",
         )
     return filled
 
 
 def _named(entry: Any) -> list[str]:
-    """Pages of a part of the navigation."""
+    """Return the pages of a part of the navigation."""
     if isinstance(entry, str):
         return [entry]
     return [page for below in (entry.values() if isinstance(entry, dict) else entry) for page in _named(below)]

@@ -12,7 +12,7 @@ from docs_site.text import prose
 
 ROOMS = ("idempotent_node", "ledger", "readers", "run_state")
 WIDTH = 90
-"""Signs of a line of code on a page."""
+"""Characters of a line of code on a page."""
 
 
 def page(room: str) -> str:
@@ -33,7 +33,7 @@ def _described(heading: str, name: str, value: object) -> list[str]:
 
 
 def _methods(owner: type) -> Iterator[tuple[str, object]]:
-    """Public methods and properties that a class defines itself and that say what they are."""
+    """Yield the public methods and properties that a class itself defines, if they have a docstring."""
     for name, value in vars(owner).items():
         called = getattr(owner, name) if isinstance(value, classmethod | staticmethod) else value
         if not name.startswith("_") and (inspect.isroutine(called) or isinstance(value, property)) and called.__doc__:
@@ -41,7 +41,7 @@ def _methods(owner: type) -> Iterator[tuple[str, object]]:
 
 
 def _signature(name: str, value: object) -> list[str]:
-    # Nobody calls an enum or a protocol.
+    # An enum or a protocol is never called, so its signature is left out.
     uncalled = isinstance(value, type) and (issubclass(value, Enum) or getattr(value, "_is_protocol", False))
     if uncalled or not callable(value):
         return []

@@ -1,6 +1,7 @@
-"""The page of the clauses: each with the tests whose source claims it, and each requirement of the documents.
+"""The page of the clauses: each clause with its tests, and each requirement of the documents.
 
-`make clauses` writes the same from what pytest collects, which takes minutes; here the marks are read from the source.
+The marks are read from the tests' source. `make clauses` writes the same page from the tests that pytest collects,
+which takes minutes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def claimed() -> Iterator[tuple[str, str]]:
         if "mark.clause(" in source:
             name, tree = path.relative_to(ROOT).as_posix(), ast.parse(source)
             tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-            decorators = ((test.name, one) for test in tests for one in test.decorator_list)
-            own = {mark: f"{name}::{test}" for test, one in decorators for mark in _marks(one)}
+            decorators = ((test.name, mark) for test in tests for mark in test.decorator_list)
+            own = {mark: f"{name}::{test}" for test, decorator in decorators for mark in _marks(decorator)}
             for mark in _marks(tree):
                 for argument in mark.args:
                     yield str(ast.literal_eval(argument)), own.get(mark, name)

@@ -98,11 +98,11 @@ def _file(name: str, title: str) -> list[str]:
     lines += _keys(schema, schema)
     for definition, entry in schema.get("$defs", {}).items():
         if "properties" in entry:
-            lines += [f"### {definition}", "", *_said(entry), *_keys(entry, schema)]
+            lines += [f"### {definition}", "", *_description(entry), *_keys(entry, schema)]
     return lines
 
 
-def _said(entry: Mapping[str, Any]) -> list[str]:
+def _description(entry: Mapping[str, Any]) -> list[str]:
     description = entry.get("description", "")
     return [prose(description), ""] if description else []
 
@@ -136,7 +136,7 @@ def _type(entry: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
         of = schema["$defs"][name]
         return name if "properties" in of else _type(of, schema)
     if variants := entry.get("anyOf", entry.get("oneOf")):
-        return " or ".join(dict.fromkeys(_type(one, schema) for one in variants if one.get("type") != "null"))
+        return " or ".join(dict.fromkeys(_type(kind, schema) for kind in variants if kind.get("type") != "null"))
     if values := entry.get("enum", [entry["const"]] if "const" in entry else None):
         return ", ".join(code(str(value)) for value in values)
     return _plain(entry, schema)

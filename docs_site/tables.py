@@ -14,7 +14,7 @@ _BEGIN = re.compile(r"^CREATE (TABLE|VIEW) (\w+)")
 _COLUMN = re.compile(r"^    (\w+) @?([\w.]+(?:\([^)]*\))?)(.*?),?$")
 _CONSTRAINT = re.compile(r"^    CONSTRAINT (\w+)")
 _TYPES = {"id": "text", "bigserial": "integer", "serial": "integer", "bigint": "integer"}
-"""Readers' names for the types of column macros."""
+"""Names of types on the page, by the column macro, where they differ."""
 
 
 @dataclass(kw_only=True)
@@ -38,22 +38,22 @@ def page() -> str:
         "write.",
         "",
     ]
-    for found in tables():
-        lines += [f"## {found.name}", "", *([prose(found.comment), ""] if found.comment else [])]
-        lines += table(["column", "type", "may be null", "meaning"], found.columns)
-        lines += table(["constraint", "what it prevents"], found.constraints)
-        if found.kind == "VIEW":
+    for entry in tables():
+        lines += [f"## {entry.name}", "", *([prose(entry.comment), ""] if entry.comment else [])]
+        lines += table(["column", "type", "may be null", "meaning"], entry.columns)
+        lines += table(["constraint", "what it prevents"], entry.constraints)
+        if entry.kind == "VIEW":
             lines += ["A view. [SQL views](../sql-views.md) lists the views for dashboards.", ""]
     return "\n".join(lines)
 
 
 def tables() -> list[Table]:
-    """Every table and view of the migrations, in order."""
-    found: dict[str, Table] = {}
+    """Return every table and view of the migrations, in order."""
+    by_name: dict[str, Table] = {}
     for migration in sorted(SCHEMA.glob("*.sql")):
-        for one in _tables(migration.read_text(encoding="utf-8").splitlines()):
-            found[one.name] = one
-    return list(found.values())
+        for entry in _tables(migration.read_text(encoding="utf-8").splitlines()):
+            by_name[entry.name] = entry
+    return list(by_name.values())
 
 
 def _tables(lines: Iterable[str]) -> Iterator[Table]:

@@ -31,16 +31,16 @@ def page() -> str:
         "[validation errors](../runbooks/validation-errors.md) the repairs.",
         "",
     ]
-    for room, found in sorted(_by_room().items()):
+    for room, enums in sorted(_by_room().items()):
         lines += [f"## {room}", ""]
-        for words in found:
+        for words in enums:
             lines += [f"### {words.name}", "", f"{prose(words.meaning)} `{words.module}`", ""]
             lines += table(["value", "meaning"], [(code(value), prose(meaning)) for value, meaning in words.values])
     return "\n".join(lines)
 
 
 def vocabularies() -> Iterator[Words]:
-    """Every StrEnum of the package, except those of the demo."""
+    """Yield every StrEnum of the package, except the demo's."""
     for path in sorted(PACKAGE.rglob("*.py")):
         module = path.relative_to(PACKAGE).as_posix()
         if module.startswith("demo/"):
@@ -51,14 +51,14 @@ def vocabularies() -> Iterator[Words]:
 
 
 def _by_room() -> dict[str, list[Words]]:
-    found: dict[str, list[Words]] = {}
+    rooms: dict[str, list[Words]] = {}
     for words in vocabularies():
-        found.setdefault(words.module.partition("/")[0].removesuffix(".py"), []).append(words)
-    return found
+        rooms.setdefault(words.module.partition("/")[0].removesuffix(".py"), []).append(words)
+    return rooms
 
 
 def _values(enum: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Each member's value, with its meaning: the tuple's second text, or the text beneath."""
+    """Yield each member's value and meaning, which is the tuple's second text, or the text below the member."""
     for node, after in zip(enum.body, [*enum.body[1:], None], strict=True):
         if isinstance(node, ast.Assign):
             value, meaning = node.value, ""

@@ -52,7 +52,7 @@ def _duplicate() -> Pathology:
     one, other = _volume("KTWX"), _volume("KICT")
     return Pathology(
         name="duplicate",
-        story="SQS delivers one message twice, SNS another in a second copy, and once more when all is done.",
+        story="A volume is announced by two messages, twice by a third, and once more after its unit has ended.",
         steps=(
             *_stored(one, other),
             Announce(versions=(one,)),
@@ -70,7 +70,7 @@ def _late() -> Pathology:
     timely, late = _volume("KTWX"), _volume("KICT", minutes=1)
     return Pathology(
         name="late",
-        story="A message comes when the runs of its day are over.",
+        story="A message arrives after the runs of its day have ended.",
         steps=(
             *_stored(timely, late),
             Announce(versions=(timely,)),
@@ -86,7 +86,7 @@ def _out_of_order() -> Pathology:
     old, new = _volume("KTWX"), _volume("KTWX", edition=2)
     return Pathology(
         name="out of order",
-        story="The event of a rewritten object overtakes that of its first version.",
+        story="The event of a rewritten object arrives before the event of the object's first version.",
         steps=(
             Store(version=new),
             Announce(versions=(new,)),
@@ -104,7 +104,7 @@ def _rewritten_before_its_run() -> Pathology:
     old, new = _volume("KTWX"), _volume("KTWX", edition=2)
     return Pathology(
         name="rewritten in place",
-        story="An object is put, announced, and put again under its key before anybody has read it.",
+        story="An object is put, announced, and put again under its key before the pipeline reads it.",
         steps=(
             Store(version=old),
             Announce(versions=(old,)),
@@ -123,7 +123,7 @@ def _rewritten_after_its_run() -> Pathology:
     old, new = _volume("KTWX"), _volume("KTWX", edition=2)
     return Pathology(
         name="rewritten in place, later",
-        story="An object is put again under its key when its Item stands in the catalog.",
+        story="An object is put again under its key after its Item was registered.",
         steps=(
             Store(version=old),
             Announce(versions=(old,)),
@@ -140,7 +140,7 @@ def _truncated() -> Pathology:
     volume = _volume("KTWX")
     return Pathology(
         name="truncated",
-        story="The bucket holds the first three quarters of what was announced.",
+        story="The bucket has only the first three quarters of the announced object.",
         steps=(
             Store(version=volume, content=volume.content[: len(volume.content) * 3 // 4]),
             Announce(versions=(volume,)),
@@ -153,7 +153,7 @@ def _zero_byte() -> Pathology:
     volume = _volume("KTWX", content=b"")
     return Pathology(
         name="zero-byte",
-        story="An empty object is put and announced as such.",
+        story="An empty object is put, and announced as empty.",
         steps=(
             Store(version=volume),
             Announce(versions=(volume,)),
@@ -168,7 +168,7 @@ def _stale_sidecar() -> Pathology:
     index = Version(bucket=forecast.bucket, key=f"{forecast.key}.idx", content=earlier_index, at=forecast.at)
     return Pathology(
         name="stale sidecar",
-        story="The .idx beside a forecast is that of yesterday's run.",
+        story="The .idx beside a forecast is the index of yesterday's run.",
         steps=(*_stored(index, forecast), Announce(versions=(index,)), Announce(versions=(forecast,))),
         fates=(ExpectedOutcome(version=forecast, status=Status.QUARANTINED, code=MetadataIssue.SIDECAR_MISMATCH),),
     )
@@ -176,7 +176,7 @@ def _stale_sidecar() -> Pathology:
 
 def _created_again() -> tuple[Pathology, Pathology]:
     first, again = _scan(created=SCAN + timedelta(minutes=4)), _scan(created=SCAN + timedelta(hours=3))
-    story = "NESDIS issues a scan a second time, under a key that differs in the creation time alone{}."
+    story = "NESDIS issues a scan a second time, under a key that differs only in its creation time{}."
     return (
         Pathology(
             name="same scan, another creation time",
@@ -210,7 +210,7 @@ def _moved_bucket() -> Pathology:
     old = Version(bucket=OLD_BUCKET, key=volume.key, content=volume.content, at=volume.at)
     return Pathology(
         name="moved bucket",
-        story="A volume is announced by the bucket and topic that ended, and by those that took over.",
+        story="A volume is announced by a bucket and topic that have ended, and by their successors.",
         steps=(
             Store(version=volume),
             Announce(versions=(old,), topic=OLD_TOPIC),
@@ -225,13 +225,13 @@ def _moved_bucket() -> Pathology:
 def _volume_without_end() -> Pathology:
     whole = _volume("KTWX").content
     bounds = [VOLUME_HEADER_BYTES]
-    while bounds[-1] < len(whole):  # LDM records, each after its size; that of the last one is negative
+    while bounds[-1] < len(whole):  # LDM records, each after its size, which is negative for the last record
         bounds.append(bounds[-1] + 4 + abs(struct.unpack_from(">i", whole, bounds[-1])[0]))
     sweep = whole[bounds[-3] : bounds[-2]]
     volume = _volume("KTWX", content=whole[: bounds[-2]] + 8 * sweep)
     return Pathology(
         name="volume that never ends",
-        story="A volume holds sweep after sweep and no record that is marked as the last. Its head says what it is.",
+        story="A volume has sweep after sweep, and none of its records is marked as the last. Its header is valid.",
         steps=(
             Store(version=volume),
             Announce(versions=(volume,)),
@@ -246,7 +246,7 @@ def _volume_that_unpacks_for_ever() -> Pathology:
     volume = _volume("KTWX", content=bomb)
     return Pathology(
         name="volume that never ends, gzipped",
-        story="Under a volume's key lies what unpacks for as long as anybody reads.",
+        story="The object of a volume's key unpacks to far more bytes than any volume has.",
         steps=(
             Store(version=volume),
             Announce(versions=(volume,)),
@@ -276,7 +276,7 @@ def _chunks_without_end() -> tuple[Pathology, Pathology]:
         ),
         Pathology(
             name="volume that never ends, in chunks, the next one first",
-            story=story.format(", and the next one's messages overtake its own"),
+            story=story.format(", and the messages of the next volume arrive before its own"),
             steps=(
                 *_stored(begun, last, *following),
                 Announce(versions=following),

@@ -55,9 +55,9 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announce:
-    """One message with an event for each version, through the topic of the bucket or the one named.
+    """Announce versions by one message with an event for each, through `topic`, else the bucket's topic.
 
-    Chunks have a message each, because theirs hold one.
+    Chunks have a message each, because a chunk's message announces a single chunk.
     """
 
     versions: tuple[Version, ...]

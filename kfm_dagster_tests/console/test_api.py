@@ -285,7 +285,7 @@ def test_an_alert_has_its_cause_and_next_steps_and_can_be_acknowledged(browser: 
     assert browser.post("/sign-in", data={"token": TOKEN}).status_code == 200
     # As on the command line, no change reference is needed, even in prod.
     pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
-    assert "taken on</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
+    assert "acknowledged</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
     [alert, _] = AlertStore(pipeline.database, clock=pipeline.clock).listed()
     assert (alert.state, alert.acknowledged_by, alert.acknowledged_why) == (AlertState.ACKNOWLEDGED, "anna", "mine")
     assert [entry.actor for entry in own_tx(pipeline.ledger.log).entries()] == ["anna"]
