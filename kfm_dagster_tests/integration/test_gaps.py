@@ -152,7 +152,7 @@ def test_no_gaps_and_no_expectation_give_different_output(
 ) -> None:
     def listed(*arguments: str) -> tuple[str, bool]:
         printed = call("gaps", *arguments)
-        return printed.out.strip(), "nothing is expected yet" in printed.err
+        return printed.out.strip(), "Nothing is expected yet" in printed.err
 
     assert listed() == ("none", True)
     hourly(pipeline, monkeypatch)
