@@ -189,7 +189,13 @@ def test_a_forecast_run_is_one_cube_with_the_values_that_eccodes_reads(
             else:
                 np.testing.assert_allclose(values, decoded(message), rtol=1e-14)
     assert np.isnan(run[VISIBILITY].values[0]).any()
-    assert run[TEMPERATURE].attrs["units"] == "K"
+    described = {"long_name": TEMPERATURE.replace("_", " "), "units": "K", "grid_mapping": "spatial_ref"}
+    assert run[TEMPERATURE].attrs == described
+    for axis in ("x", "y"):
+        metres = {"standard_name": f"projection_{axis}_coordinate", "units": "m", "axis": axis.upper()}
+        assert run[axis].attrs == metres
+    times = {"reference_time": "forecast_reference_time", "valid_time": "time", "x": None, "y": None}
+    assert {name: times[name] and run[name].attrs["standard_name"] for name in run.coords} == times
     points_are_where_eccodes_has_them(run, by_lead[0][0])
     the_same_in_icechunk(run, tmp_path / "icechunk")
 
