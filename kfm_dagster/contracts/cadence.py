@@ -69,7 +69,8 @@ def hours_due(
 ) -> list[datetime]:
     """Return a product's due hours of a day, before `until`.
 
-    followed_since: start of the first announced object; its hour is left out, because earlier objects may be missing.
+    followed_since: start of the first announced object; that hour is left out, because its earlier objects may not have
+    been announced to this deployment.
     """
     midnight = datetime.combine(day, time(), UTC)
     hours = (midnight + number * HOUR for number in range(24))

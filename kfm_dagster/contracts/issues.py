@@ -1,8 +1,8 @@
 """Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
 Each operator has an enum. A dataset contract maps codes to `failed` or `suspect`. A code that the contract does not
-name means `failed`, except four (`integrity_check.py`). Does not belong here: exceptions that stop a program
-(`errors.py`).
+name means `failed`; for four codes it means `suspect` (`integrity_check.py`). Does not belong here: exceptions that
+stop a program (`errors.py`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MetadataIssue(StrEnum):
     OUT_OF_TABLE = "out_of_table"
     """The object states a code that the table of its format or instrument does not have."""
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
-    """The reader's bounds did not allow checking whether the object is whole, so its status is never `ok`."""
+    """The reader's limits did not allow checking whether the object is whole, so the unit's status is never `ok`."""
     CONTRACT_FAULT = "contract_fault"
     """The contract requires a value that no object can have; no attempt succeeds until the contract is corrected."""
     RESOURCE_LIMIT = "resource_limit"

@@ -132,9 +132,9 @@ class ContractRegistry:
         return self[contract.stac.collection_of or contract.id]
 
     def versions(self, contract: DatasetContract) -> list[tuple[str, DatasetContract]]:
-        """Return the owners of successor and predecessors of a dataset, each with its link relation (RFC 5829).
+        """Return a dataset's successor and predecessors, each with its link relation (RFC 5829).
 
-        Datasets that are not followed, or whose names are not public, are left out.
+        Each is represented by the owner of its Collection. Unfollowed and governed datasets are left out.
         """
         successors = {other.id: other.metadata.retired.successor for other in self if other.metadata.retired}
         related = [("predecessor-version", other) for other in self if successors.get(other.id) == contract.id]

@@ -306,7 +306,7 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _coverage_ends_with_the_dataset(self) -> DatasetContract:
-        # Here, so that gates, gaps and pictures need no rule of their own for a retired dataset.
+        # Set here, so that gates, gaps and pictures need no rule of their own for a retired dataset.
         retired, coverage = self.metadata.retired, self.coverage
         if retired is None or coverage is None:
             return self

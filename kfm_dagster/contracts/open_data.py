@@ -1,4 +1,4 @@
-"""The AWS open-data registry: one YAML file an entry, as in `datasets/` of github.com/awslabs/open-data-registry.
+"""The AWS open-data registry: a YAML file per entry, as in `datasets/` of github.com/awslabs/open-data-registry.
 
 Belongs here: what an entry states of topics, buckets, licence and retirement. Does not belong here: the comparison
 with the contracts (`drift.py`). Nothing is fetched: the files are in a folder.

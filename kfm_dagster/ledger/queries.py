@@ -83,7 +83,8 @@ class LedgerQueries:
         """Return the newest chunk of each volume to close, given the new `chunks`.
 
         A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. The new
-        chunks belong to the volume or to the later volume. Each returned chunk gets the message of the new chunk.
+        chunks belong to the volume or to the later volume. Each returned chunk gets the message of the new chunk that
+        led to it.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
@@ -150,7 +151,7 @@ class LedgerQueries:
         }
 
     def mismatches(self, *, limit: int = 100) -> list[Mismatch]:
-        """Return the results that differ from an earlier success's, newest first."""
+        """Return the results that differ from the result of an earlier success, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Mismatch, "ledger.mismatches", limit=limit)
 
@@ -163,7 +164,7 @@ class LedgerQueries:
         return list(tx.run("ledger.pending_units"))
 
     def waiting(self, *, tx: Transaction) -> dict[str, Any]:
-        """Return by queue the quantiles of the waiting live units' arrival times."""
+        """Return by queue the quantiles of the arrival times of the live units that wait."""
         return {row.queue: row for row in tx.run("ledger.waiting")}
 
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:

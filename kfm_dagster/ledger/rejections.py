@@ -84,7 +84,7 @@ def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
 
 
 NAMED_PER_MESSAGE = 100
-"""Entries of a message that get a row each; further entries are counted by reason and dataset. S3 sends one entry a
+"""Entries of a message that get a row each; further entries are counted by reason and dataset. S3 sends one entry per
 message, but 1 MiB can hold thousands."""
 
 

@@ -32,7 +32,7 @@ from kfm_dagster.storage.text import storable
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims, as in the claim statement."""
 _PARSED = tuple(section for section in sections() if not section.optional)
-"""The envelope's own section and that of its source: a record has their leaves before any operator has run."""
+"""The sections of the envelope itself and of its source, which a record has before any operator has run."""
 _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
 """Leaves that the ledger or a gate sets; a message has none of them."""
 _RENAMED = {"attempt": "attempts", "record_version": "version"}

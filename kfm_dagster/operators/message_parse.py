@@ -49,7 +49,7 @@ LISTING_SCHEMA_VERSION = "listing"
 """`schema_version` of a unit from a listing, without a message."""
 
 MAX_REJECTIONS = 100
-"""Maximum distinct rejections of a message. S3 sends one record a message, but a message of 1 MiB can have 500,000."""
+"""Maximum distinct rejections of a message. S3 sends one record per message, but 1 MiB can hold 500,000 records."""
 
 
 @unique

@@ -212,7 +212,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return the Item ids of units whose Item is not indexed, or its file is missing or, with `catalog`, differs."""
+    """Return Item ids by unit; the Item is not indexed, or its file is missing or (with `catalog`) differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {

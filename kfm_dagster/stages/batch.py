@@ -23,7 +23,7 @@ class SkipCause(StrEnum):
     """The reason for skipping a node."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node succeeded in this run with the same inputs, or the run has no claim on the failed units any more."""
+    """This node ended in this run with the same inputs: all units passed, or the run holds no failed unit any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
     """This node succeeded in this run with other inputs, and the run has no claim on a unit any more. A replay applies
     the new inputs (`kfm replay run`)."""

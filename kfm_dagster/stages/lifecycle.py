@@ -157,7 +157,7 @@ class StageLifecycle:
     ) -> None:
         """Move a running attempt to failed, and undo its effects outside the database.
 
-        It moves on to rolled_back if the card allows it. If the attempt is not running any more, another process has
+        The attempt moves on to rolled_back if the card allows it. If it is not running any more, another process has
         taken over the stage, and `fail` does nothing.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()

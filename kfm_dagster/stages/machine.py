@@ -56,10 +56,11 @@ def review_codes(card: StateMachine) -> frozenset[str]:
 def decide(
     verdicts: Iterable[Verdict], card: StateMachine, *, units: Collection[WalId] = (), whole: bool = False
 ) -> GateDecision:
-    """Apply the card to verdicts. `whole`: no single unit can be removed, because the node has outside effects.
+    """Apply the card to verdicts over `units`, the units in the chain.
 
-    `units`: the units in the chain. If there are several and a gate finds fault with each of them, the batch is at
-    fault, and the gate's stop is triggered (chapter 7, sections III and IX).
+    If there are several units and a gate finds fault with each of them, the batch is at fault, and the gate's stop is
+    triggered (chapter 7, sections III and IX). `whole`: the node has effects outside the database, so no single unit
+    can be removed.
     """
     evaluated = tuple(verdicts)
     passed: set[Gate] = set()

@@ -106,7 +106,7 @@ class StageStore:
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
-                # Refused: a permitted attempt is opened and moved to running in one transaction.
+                # A pending attempt was refused, because permitted attempts are opened and started in one transaction.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         [opened] = tx.rows(

@@ -87,7 +87,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
         try:
             store.get(PROBE, options={"head": True})
         except (FileNotFoundError, NotFoundError):
-            # A HEAD's answer does not distinguish a missing bucket from a missing key, and the key was just written.
+            # A HEAD cannot distinguish a missing bucket from a missing key; after the put, either is a fault.
             raise StoreAccessError(
                 f"{target} cannot be used",
                 observed="written objects cannot be read",

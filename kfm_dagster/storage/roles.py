@@ -35,7 +35,7 @@ def grant_deployment_role(database: Database, role: str) -> bool:
 
 
 def grant_retention_role(database: Database, role: str) -> bool:
-    """Grant retention's rights: read all, append to the governance log. Otherwise as above."""
+    """Grant retention's rights: read all, append to the governance log (see `grant_deployment_role`)."""
     return _granted(database, role, rights="roles.retention")
 
 

@@ -35,7 +35,7 @@ OLDEST_SAMPLE = 100
 
 @unique
 class DeadLetterClass(StrEnum):
-    """The class of a dead letter by its repair: the first class that applies to any unit."""
+    """The class of a dead letter, which determines its repair: the first that applies to any unit."""
 
     UNREADABLE = "unreadable"
     """An entry of the message gives no unit, so a person decides, by the stored reason."""

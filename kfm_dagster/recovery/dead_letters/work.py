@@ -1,8 +1,8 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are returned to the queue when the work ends (even by an error); returned earlier, they would be
-received again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
-treating a batch (`treatments.py`).
+Unsettled messages are returned to the queue when the work ends (even by an error); if they were returned earlier, the
+work would receive them again. Messages of a killed process are visible again after their visibility timeout. Does not
+belong here: treating a batch (`treatments.py`).
 """
 
 from __future__ import annotations

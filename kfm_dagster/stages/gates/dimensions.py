@@ -146,7 +146,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
 
 
 def p_dim_against(p_dim: float | None, least: float) -> dict[str, Any]:
-    """Return the members about p_dim of a dimensional report; without quantities `ok` is true."""
+    """Return p_dim, min_p_dim and ok for a dimensional report; without quantities ok is true."""
     return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least}
 
 

@@ -90,7 +90,7 @@ def _owner_row(owner: CatalogOwner) -> tuple[str | None, ...]:
 
 
 def _precedence(grammar: KeyGrammarReader, object_uri: str) -> str | None:
-    """Return an object's precedence among its Item's re-issues; None for a key of no pattern."""
+    """Return an object's precedence among its Item's re-issues; None if no pattern matches its key."""
     try:
         match = grammar.match(object_uri.partition("://")[2].partition("/")[2])
     except InvalidKeyTimeError:
