@@ -85,7 +85,7 @@ def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -
     )
 
 
-@settings(ON_A_GROWING_CATALOG, max_examples=25)
+@settings(ON_A_GROWING_CATALOG, max_examples=15)
 @given(operations=operations(ways=["well", "refused", "taken, then failed"]))
 def test_followers_have_the_current_items_after_writes_undos_and_refusals(
     catalog: Catalog,

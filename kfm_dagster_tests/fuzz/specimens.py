@@ -7,7 +7,7 @@ import io
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache, cached_property
@@ -343,17 +343,11 @@ def _indexed(specimen: Specimen) -> Specimen:
 
 
 def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_options: Any) -> bytes:
-    return written_again(content, {"libver": libver}, but=_NOT_NEEDED, scales=scales, **axis_options)
-
-
-def written_again(
-    content: bytes, version: Mapping[str, Any], *, but: Sequence[str] = (), scales: bool = False, **axis_options: Any
-) -> bytes:
     """Return the same headers in another version of the format, without pixels; `scales` adds dimension scales."""
     buffer = io.BytesIO()
-    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", **version) as target:
+    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", libver=libver) as target:
         target.attrs.update(source.attrs)
-        for name in sorted(set(source) - set(but)):
+        for name in sorted(set(source) - set(_NOT_NEEDED)):
             variable = source[name]
             options = axis_options if name in {"x", "y"} else {}
             if variable.ndim >= 2:

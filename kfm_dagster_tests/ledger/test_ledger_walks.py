@@ -187,7 +187,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WSM-20", "WAL-09", "WAL-10", "WAL-12", "TEL-03", "BEY-02")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
     bench: Bench, steps: list[tuple[Callable[[Walk, list[Envelope], str], None], set[int], str, int]]

@@ -29,7 +29,6 @@ from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.geostationary import FixedGrid
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.fuzz.specimens import written_again
 from kfm_dagster_tests.readers.reading import (
     Reading,
     allocating_at_most,
@@ -204,18 +203,6 @@ def test_an_unknown_product_is_foreign_and_not_ignored(contracts: ContractRegist
         assert contracts.route(bucket="noaa-goes19", key=key).kind is KeyKind.FOREIGN
 
 
-def test_every_format_version_and_layout_is_read_alike() -> None:
-    key, content = sample()
-    for version, axis_options in (
-        ({"libver": "latest"}, {}),
-        ({"libver": "latest", "track_order": True}, {}),
-        ({"libver": ("v108", "v108")}, {}),
-        ({"libver": "earliest"}, {"chunks": (999,), "compression": "gzip", "shuffle": True, "fletcher32": True}),
-        ({"libver": "earliest", "track_order": True}, {"chunks": (7,)}),
-    ):
-        assert read(key, written_again(content, version, **axis_options)).native == read(key, content).native
-
-
 def test_samples_have_the_properties_of_their_product() -> None:
     for product, band, satellite, slot, image_type, meters, region in (
         ("ABI-L1b-RadF", 2, 19, "GOES-East", "FULL DISK", 500, None),
@@ -270,13 +257,6 @@ def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
     assert header_of("goes-abi", content, key=key, groups=near).start == START
     reissued = key[: key.rindex("_c")] + "_c20253370600000.nc"
     assert read(reissued, content).start == START
-
-
-def test_a_text_of_any_length_is_read_as_one_of_fixed_length() -> None:
-    key, content = sample()
-    assert read(key, rewritten(content, attribute("platform_ID", "G19"))).native == read(key, content).native
-    assert refusal(key, rewritten(content, attribute("platform_ID", "G18"))) is MetadataIssue.PLATFORM_MISMATCH
-    assert refusal(key, rewritten(content, attribute("platform_ID", "G" * 5000))) is MetadataIssue.RESOURCE_LIMIT
 
 
 def _external(file: h5py.File) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +11,6 @@ from typing import Any
 
 import orjson
 import pytest
-import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +18,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import Layer, ReadError
 from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_SHARED, MAX_TIMES, cube
 from kfm_dagster.readers.grib2_grids import Grid
-from kfm_dagster.readers.grib2_properties import MRMS, named, parameters
+from kfm_dagster.readers.grib2_properties import named
 from kfm_dagster.readers.grib_index import (
     MAX_INDEX_BYTES,
     MAX_LAYERS,
@@ -327,23 +324,6 @@ def test_large_variables_of_an_index_are_not_cached(levels: int, is_shared: bool
     first, second = (fields(*listed)["cube:variables"]["TMP"] for _ in range(2))
     assert first == second
     assert (first is second) == is_shared
-
-
-def test_names_and_units_are_mostly_those_of_gdal() -> None:
-    """For codes that GDAL's tables also have: almost all names and most units are the same."""
-    theirs = {}
-    for path in (Path(rasterio.__file__).parent / "gdal_data").glob("grib2_table_4_2_*.csv"):
-        table = re.fullmatch(r"(\d+)_(\d+)|local_(?:NCEP|MRMS)", path.stem.removeprefix("grib2_table_4_2_"))
-        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if table else ():
-            of_file = (table[1], table[2]) if table and table[1] else (row["prod"], row["cat"])
-            codes = int(of_file[0]), int(of_file[1]), int(row["subcat"])
-            theirs[codes] = row["short_name"], re.sub(r"[* ]", "/", re.sub(r"[()]", "", row["unit"]))
-    ours = {codes: (entry.abbreviation, entry.unit.replace("*", "/")) for codes, entry in parameters().items()}
-    both = [codes for codes, (_, unit) in ours.items() if unit != "1" and theirs.get(codes, ("", ""))[0]]
-    assert len(both) > 750
-    assert sum(ours[codes][0] == theirs[codes][0] for codes in both) > 0.96 * len(both)
-    assert sum(ours[codes][1] == theirs[codes][1] for codes in both) > 0.85 * len(both)
-    assert sum(codes[0] == MRMS for codes in both) > 100
 
 
 @pytest.mark.clause("OPR-16")

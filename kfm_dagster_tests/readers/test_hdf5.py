@@ -14,7 +14,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
 from kfm_dagster.readers.hdf5_chunks import MAX_OBJECT_BYTES, MAX_OBJECTS, GlobalHeap
-from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash
+from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3
 from kfm_dagster.readers.hdf5_index import tree_1_children
 from kfm_dagster.readers.hdf5_messages import FileBytes
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
@@ -108,12 +108,6 @@ def test_reading_overlapping_global_heaps_ends() -> None:
     heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
     addresses = range(0, 2 * MAX_OBJECTS * 16, step)
     assert code_of(lambda: [heap.read(address, 1, 0) for address in addresses]) is MetadataIssue.RESOURCE_LIMIT
-
-
-def test_name_hashes_are_those_of_lookup3() -> None:
-    # From the self-test of lookup3.c, driver5.
-    assert name_hash(b"Four score and seven years ago") == 0x17770551
-    assert name_hash(b"") == 0xDEADBEEF
 
 
 @pytest.mark.clause("OPR-07")

@@ -64,7 +64,7 @@ class Recording:
         self.follower.forget(contract)
 
 
-@settings(ON_A_GROWING_CATALOG, max_examples=15)
+@settings(ON_A_GROWING_CATALOG, max_examples=10)
 @given(operations=OPERATIONS)
 # An Item written and undone before the API had the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
