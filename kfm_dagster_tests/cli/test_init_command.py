@@ -61,7 +61,7 @@ def heads(url: str, table: str) -> list[str]:
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("place", ["sqlite", "postgresql"])
 def test_two_parallel_inits_migrate_both_databases_once_and_a_third_changes_nothing(
-    place: str, outside: None, home: Path, request: pytest.FixtureRequest
+    place: str, outside: None, call: Call, home: Path, request: pytest.FixtureRequest
 ) -> None:
     named = {} if place == "sqlite" else dict.fromkeys(("KFM_WAL_DSN", "KFM_DAGSTER_DSN"), _empty(request))
     both = [_init(named) for _ in range(2)]
@@ -78,11 +78,9 @@ def test_two_parallel_inits_migrate_both_databases_once_and_a_third_changes_noth
         assert not list(home.rglob("*.db"))
         assert len(heads(named["KFM_DAGSTER_DSN"], "alembic_version")) == 1
     (home / "dagster" / "dagster.yaml").write_text((home / "dagster" / "dagster.yaml").read_text() + "# ours\n")
-    third = _init(named)
-    assert json.loads(third.communicate(timeout=HANG_SECONDS)[0]) == {
-        **done[0],
-        "dagster": {**done[0]["dagster"], "dagster.yaml": "kept"},
-    }
+    with environment(named):
+        third = call("init", "--json")
+    assert third.document == {**done[0], "dagster": {**done[0]["dagster"], "dagster.yaml": "kept"}}
     assert (home / "dagster" / "dagster.yaml").read_text().endswith("# ours\n")
 
 

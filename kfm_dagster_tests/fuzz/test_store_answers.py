@@ -36,7 +36,7 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "60"))
+ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "24"))
 """Objects with odd answers in each dataset; `make soak` takes 10,000."""
 SOUND, ODD = 4, 12
 """Objects of a batch with S3's answers, and objects with odd answers."""
