@@ -10,14 +10,11 @@ from datetime import UTC, datetime
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from kfm_dagster.cli import progress_bar
 from kfm_dagster.cli.tables import LEAST_ID, LEAST_PROSE, show_fields, show_rows
-from kfm_dagster.contracts.identity import SHORTEST_PREFIX, whole_id
-from kfm_dagster.errors import KfmError
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX
 from kfm_dagster.governance.switches import KillSwitch
 from kfm_dagster.ingest.acknowledgement import Progress
 
@@ -147,21 +144,6 @@ def test_a_row_is_a_line_of_a_table_or_a_json_object(
     whole, holder = map(json.loads, capsys.readouterr().out.splitlines())
     assert whole == {**asdict(case), "engaged_at": "2026-01-31T06:00:00.000000Z"}
     assert holder == {"cases": [whole], "by": {"x": whole}}
-
-
-@given(ids=st.sets(st.uuids().map(str), min_size=1, max_size=5), length=st.integers(0, 40))
-def test_a_prefix_selects_an_id_only_if_it_is_unambiguous(ids: set[str], length: int) -> None:
-    meant = min(ids)
-    given_text = meant[:length]
-    matches = [id_ for id_ in ids if id_.startswith(given_text)]
-    if not given_text:
-        assert whole_id(given_text, matches, what="id") is None
-    elif given_text == meant or (len(matches) == 1 and length >= SHORTEST_PREFIX):
-        assert whole_id(given_text, matches, what="id") == meant
-    else:
-        with pytest.raises(KfmError, match=r"several ids|too far"):
-            whole_id(given_text, matches, what="id")
-    assert whole_id("x" + meant, [], what="id") is None
 
 
 def test_without_a_terminal_progress_is_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,16 +193,6 @@ def test_every_folder_listed_by_a_backfill_has_keys_of_the_contract(contracts: C
             assert (route.kind, route.contract) == (KeyKind.DATA, GRAMMAR.contract), name
 
 
-def test_an_unknown_product_is_foreign_and_not_ignored(contracts: ContractRegistry) -> None:
-    for key in (
-        "ABI-L2-NEWF/2025/337/05/OR_ABI-L2-NEWF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
-        "ABI-L2-ACMM/2025/337/05/OR_ABI-L2-ACMM-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
-        "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMC1-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
-        "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
-    ):
-        assert contracts.route(bucket="noaa-goes19", key=key).kind is KeyKind.FOREIGN
-
-
 def test_samples_have_the_properties_of_their_product() -> None:
     for product, band, satellite, slot, image_type, meters, region in (
         ("ABI-L1b-RadF", 2, 19, "GOES-East", "FULL DISK", 500, None),

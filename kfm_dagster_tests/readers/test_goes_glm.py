@@ -15,13 +15,10 @@ from shapely.geometry import shape
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.key_grammar import KeyKind
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_glm import make_goes_glm
 from kfm_dagster.readers import geometry
 from kfm_dagster_tests.readers.reading import Reading, attribute, deleted, replaced, rewritten
 
-REGISTRY = ContractRegistry.load()
 READING = Reading("goes-glm")
 GRAMMAR, read, refusal = READING.grammar, READING.read, READING.refusal
 START = datetime(2025, 12, 3, 5, 1, 20, tzinfo=UTC)
@@ -77,18 +74,6 @@ def test_an_item_describes_its_lists_and_its_detector() -> None:
     assert len(read(*sample(flashes=0)).properties["cube:variables"]) == 22
     filled = rewritten(content, replaced("lightning_wavelength", data=np.float32(-999)))
     assert "eo:center_wavelength" not in read(key, filled).properties
-
-
-def test_the_satellite_s_bucket_has_a_contract_for_each_instrument() -> None:
-    for key, dataset, kind in (
-        (sample()[0], "goes-glm", KeyKind.DATA),
-        (sample()[0].replace("_s2025", "_x2025"), "goes-glm", KeyKind.FOREIGN),
-        ("SUVI-L1b-Fe094/2025/337/05/OR_SUVI-L1b-Fe094_G19.nc", "goes-abi", KeyKind.IGNORED),
-        ("ABI-Flood-Day/2025/12/03/x.nc", "goes-abi", KeyKind.IGNORED),
-        ("GLM-L3-Other/2025/337/05/x.nc", None, KeyKind.FOREIGN),
-    ):
-        route = REGISTRY.route(bucket="noaa-goes19", key=key)
-        assert (route.kind, route.contract and route.contract.id) == (kind, dataset)
 
 
 def test_content_that_contradicts_its_key_is_refused() -> None:

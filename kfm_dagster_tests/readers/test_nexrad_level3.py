@@ -19,9 +19,7 @@ from shapely.geometry import shape
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.demo.samples.nexrad_level3 import (
-    BUCKET,
     GENERATED_AFTER,
     PRODUCTS,
     make_nexrad_level3,
@@ -31,12 +29,12 @@ from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds
 from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES
 from kfm_dagster.readers.nexrad_radar import TDWR, site_named, sites
-from kfm_dagster_tests.readers.reading import CONTRACTS, Reading, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.reading import Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
 START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
 READING = Reading("nexrad-l3")
-GRAMMAR, read, outcome, refusal = READING.grammar, READING.read, READING.outcome, READING.refusal
+read, outcome, refusal = READING.read, READING.outcome, READING.refusal
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
 WGS84 = Geod(ellps="WGS84")
 FIRST, LAST = 30, 120
@@ -385,16 +383,6 @@ def test_a_site_identifier_names_one_radar_and_ranges_are_those_of_the_format() 
         assert site_named(name[1:]).icao == name
     ranges = {kind.range_m // 1000 if kind.range_m else None for kind in product_kinds().values()}
     assert ranges == {None, 60, 90, 115, 230, 300, 345, 416, 460}
-
-
-def test_keys_with_an_impossible_time_are_ignored_and_others_are_foreign() -> None:
-    # Keys by upload_nids.py for the real status message: it reads elevation angles as days and seconds.
-    assert GRAMMAR.kind("TLX_GSM_1970_03_02_08_11_31") is KeyKind.IGNORED
-    assert GRAMMAR.kind("TLX_GSM_1969_12_31_08_11_31") is KeyKind.IGNORED
-    assert GRAMMAR.kind("TLX_N0B_2106_05_06_21_14_03") is KeyKind.FOREIGN
-    assert GRAMMAR.kind("TLX_N0B_2024_05_06_21_14") is KeyKind.FOREIGN
-    route = CONTRACTS.route(bucket=BUCKET, key="MCI_TZ0_2026_08_01_17_27_13")
-    assert (route.contract.id, route.kind) == ("nexrad-l3", KeyKind.DATA)
 
 
 # --- hostile bytes
