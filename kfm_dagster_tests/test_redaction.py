@@ -447,7 +447,7 @@ def test_time_to_parse_grows_with_the_length(place: str, contracts: ContractRegi
 
 @pytest.mark.clause("SEC-12")
 @given(piece=st.lists(st.sampled_from(PIECES), min_size=2, max_size=3).map("".join))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @example(piece="-a")
 def test_redaction_of_any_mixture_grows_with_the_length(piece: str) -> None:
     assert grows_with_length(redact, piece)

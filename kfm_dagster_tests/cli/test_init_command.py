@@ -116,7 +116,7 @@ def test_places_of_an_older_home_are_adopted_on_request_but_never_those_of_anoth
 @pytest.mark.clause("SEC-11")
 def test_ingesting_commands_refuse_a_place_of_another_deployment(outside: None, call: Call, home: Path) -> None:
     Root(name="lineage", setting="KFM_LINEAGE_URL", location=str(home / "lineage")).mark("1" * 32)
-    for command in ("worker", "drain", "ui --cloud aws"):
+    for command in ("worker", "drain", "ui --cloud aws --port 39871"):
         refused = call(*command.split())
         assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True), command
         assert not (home / "dagster").exists(), command
@@ -147,7 +147,7 @@ def test_a_missing_requirement_is_one_line_before_anything_is_created_or_started
         "KFM_SQS_PRIMARY_QUEUE=gone": "there is no such queue; observed gone",
         "KFM_WAL_DSN=postgresql://kfm@127.0.0.1:1/kfm": "the database does not answer",
     }
-    for (variable, expected), command in product(missing.items(), ("init", "drain", "ui --cloud aws")):
+    for (variable, expected), command in product(missing.items(), ("init", "drain", "ui --cloud aws --port 39871")):
         with environment(words_of(variable)[0]):
             answer = call(*command.split())
         assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE, (variable, command)
