@@ -65,7 +65,7 @@ class DatasetMetadata(Strict):
     @model_validator(mode="after")
     def _retired_since_a_day(self) -> DatasetMetadata:
         if (self.status == "retired") is (self.retired is None):
-            raise ValueError("status retired and `retired` (since, successor, reason) belong together")
+            raise ValueError("status retired without `retired` (since, successor, reason), or `retired` without it")
         return self
 
     @property
@@ -187,9 +187,10 @@ class StacRules(Strict):
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share, between half and all, of these two, so
-    that units that failed together are not retried together ("equal jitter", AWS Architecture Blog, Exponential Backoff
-    and Jitter, 2015). The share is computed from unit and attempt, so every worker computes the same time.
+    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share, between half and all, of the wait of const
+    or exp, so that units that failed together are not retried together ("equal jitter", AWS Architecture Blog,
+    Exponential Backoff and Jitter, 2015). The share is computed from unit and attempt, so every worker computes the
+    same time.
     """
 
     kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"

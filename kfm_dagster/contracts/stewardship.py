@@ -37,7 +37,7 @@ class Embargo(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> Embargo:
         if (self.until is None) == (self.days_after_observation is None):
-            raise ValueError("an embargo has either until or days_after_observation")
+            raise ValueError("an embargo with both until and days_after_observation, or with neither")
         return self
 
 
@@ -76,9 +76,10 @@ class Masking(Strict):
     def _has_its_own_level(self) -> Masking:
         needed = {"h3": {"resolution"}, "donut": {"minimum_m", "maximum_m"}}[self.method]
         if self.parameters.keys() != needed:
-            raise ValueError(f"method {self.method} has {' and '.join(sorted(needed))}, and no other level")
+            levels = " and ".join(self.parameters) or "no level"
+            raise ValueError(f"method {self.method} with {levels} instead of {' and '.join(sorted(needed))}")
         if self.minimum_m and self.maximum_m and self.minimum_m + NARROWEST_RING_M > self.maximum_m:
-            raise ValueError(f"minimum_m + {NARROWEST_RING_M:g} is at most maximum_m")
+            raise ValueError(f"maximum_m is less than minimum_m + {NARROWEST_RING_M:g}")
         return self
 
 

@@ -195,7 +195,7 @@ WRONG: list[tuple[str, Any]] = [
     ("less than or equal to 8", lambda: h3_mask(FINEST_RESOLUTION + 1)),
     ("greater than or equal to 0", lambda: h3_mask(-1)),
     ("greater than 0", lambda: donut(0, 100)),
-    ("is at most maximum_m", lambda: donut(100, 119)),
+    ("maximum_m is less than", lambda: donut(100, 119)),
     ("less than or equal to 1000000", lambda: donut(1, math.inf)),
     ("salt is too short", lambda: masked(donut(1, 100), "site", HERE, b"secret")),
     ("salt is too short", lambda: masked(donut(1, 100), "site", HERE, b"fifteen bytes !")),

@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     "another environment": (["dry-run", "--selection-file", "s.yaml"], {"KFM_ENV": "stage"}, 3, ["guard environment"]),
     "a file for a dry run": (["run", "--selection-file", "dry.yaml", *START], {}, 2, ["options.dry_run", "dry-run"]),
     "a backfill with a limit": (
-        ["run", "--mode", "backfill", *DAYS, "--limit", "5", *START], {}, 2, ["no limits for a backfill"],
+        ["run", "--mode", "backfill", *DAYS, "--limit", "5", *START], {}, 2, ["a backfill with limits"],
     ),
     "a file in a folder that is not there": (["select", *SCOPE, "--save", "no/x.yaml"], {}, 2, ["--save", "no folder"]),
     "a replay and a selection": (["inspect", "nope", *SCOPE], {}, 2, ["--dataset, --status", "leave out"]),

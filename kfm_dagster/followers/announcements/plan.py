@@ -103,7 +103,7 @@ class AnnouncementTarget(Strict):
     @model_validator(mode="after")
     def _one_of_them(self) -> AnnouncementTarget:
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError(f"one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"not exactly one of {', '.join(type(self).model_fields)}")
         return self
 
 
@@ -160,7 +160,7 @@ class Subscription(Strict):
     @model_validator(mode="after")
     def _has_a_centre(self) -> Subscription:
         if (self.form == "wis2") != (self.centre is not None):
-            raise ValueError("form wis2 needs a centre, and no other form has one")
+            raise ValueError("form wis2 without a centre, or a centre with another form")
         return self
 
 
@@ -174,7 +174,7 @@ class AnnouncementPlan(Strict):
 
     @classmethod
     def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
-        """Read a folder's file, or this release's. Raises CardError with file, line and reason."""
+        """Read the file of a folder, or of this release. Raises CardError with file, line and reason."""
         text, source = text_in(folder, ANNOUNCEMENTS)
         plan = cls.parse(text, source=source)
         for place, subscription in enumerate(plan.subscriptions):

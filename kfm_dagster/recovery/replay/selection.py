@@ -70,7 +70,7 @@ class _Span(_Strict):
     def _ordered(self) -> Self:
         (first, begin), (last, end) = self
         if begin and end and (begin > end or (begin == end and not self.may_be_equal)):
-            raise ValueError(f"{first} before {last}")
+            raise ValueError(f"{first} is not before {last}")
         return self
 
 
@@ -168,20 +168,20 @@ class Spec(_Strict):
         if self.mode is Mode.REPAIR_AND_REPLACE:
             possible += [Status.SUCCEEDED, Status.QUARANTINED]
         if wrong := [status.value for status in self.statuses if status not in possible]:
-            raise ValueError(f"status {' or '.join(possible)} for {self.mode}, not {', '.join(wrong)}")
+            raise ValueError(f"status {', '.join(wrong)} with mode {self.mode}, which is for {' or '.join(possible)}")
         if self.options.must_match and self.mode is Mode.FAILED_ONLY:
-            raise ValueError("no must_match for failed-only: it compares successes")
+            raise ValueError("must_match with mode failed-only, although it compares successes")
         return self
 
     def _is_of_days(self) -> None:
         filters = self.filters
         if not filters.datasets or filters.event_time.start is None or filters.event_time.end is None:
-            raise ValueError("datasets, event_time.start and event_time.end for a backfill")
+            raise ValueError("a backfill without datasets, event_time.start or event_time.end")
         is_narrowed = filters.status or filters.error_codes or filters.wal_ids or filters.attempts
         if is_narrowed or filters.created != Created() or filters.days != Days():
-            raise ValueError("no filter but datasets and event_time for a backfill, which lists buckets")
+            raise ValueError("a backfill with a filter other than datasets and event_time, although it lists buckets")
         if self.limits != SpecLimits():
-            raise ValueError("no limits for a backfill: its days are listed whole, as fast as KFM_LIVE_SHARE allows")
+            raise ValueError("a backfill with limits, although it lists whole days, as fast as KFM_LIVE_SHARE allows")
 
 
 class Selection(_Strict):
@@ -196,7 +196,7 @@ class Selection(_Strict):
     def _reason_is_no_retry(self) -> Selection:
         # Automatic retries have this reason: units requeued with it would enter the live lane without a decision.
         if self.replay_reason == ReplayReason.RETRY:
-            raise ValueError("another metadata.labels.replay_reason than 'retry', which is the contract's own")
+            raise ValueError("metadata.labels.replay_reason is 'retry', which only a contract's own retries have")
         return self
 
     @property

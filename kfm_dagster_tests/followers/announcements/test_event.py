@@ -229,7 +229,7 @@ WRONG = [
     (one("since: 2026-01-01T00:00:00"), "line 5: subscriptions.0.since", "timezone"),
     (one("max_bytes: 1048577"), "line 5: subscriptions.0.max_bytes", "1048576"),
     (one("filter: 'platform ='"), "line 5: subscriptions.0.filter", "CQL2"),
-    (one("form: wis2"), "line 3: subscriptions.0", "needs a centre"),
+    (one("form: wis2"), "line 3: subscriptions.0", "without a centre"),
     (one("form: wis2\n    centre: us-x"), "line 5: subscriptions.0.form", "catalog: https://"),
     (one("centre: us-x"), "line 3: subscriptions.0", "no other form"),
     (one(target=f"{SQS}, sns: arn:aws:sns:us-east-1:123456789012:t"), "subscriptions.0.target", "one of sns, sqs"),
