@@ -18,7 +18,7 @@ from kfm_dagster.storage.database import Database, Transaction
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
 """Pauses between tries, the first and the longest. An outage of a day then costs some 150 tries."""
 MOST_DOUBLINGS = 20
-"""Doublings at most. The longest pause comes earlier, but 2^40 pauses would overflow a timedelta."""
+"""Maximum doublings, because a timedelta cannot hold 2^40 pauses; LONGEST_PAUSE is reached much earlier."""
 ERROR_LENGTH = 500
 
 

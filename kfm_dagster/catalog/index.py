@@ -94,14 +94,16 @@ class Places:
     """Outputs that Collections link besides Items: `geoparquet` if it is written, `virtual` stores by address."""
 
     geoparquet: bool = False
+    """Whether the catalog has GeoParquet files."""
     virtual: str = ""
+    """The address of the virtual stores; empty without such stores."""
 
 
 NO_PLACES = Places()
 
 
 class CollectionIndex:
-    """The index of a collection within one transaction. `contract` is the owning dataset's.
+    """The index of a collection within one transaction. `contract` is of the dataset that owns it.
 
     `versions_of` returns the datasets that precede or succeed a dataset, with their link relations.
     """

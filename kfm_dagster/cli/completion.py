@@ -37,7 +37,7 @@ class Named(click.types.StringParamType):
         self.known = known
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """Offer matching names; none without settings or database, which the command reports."""
+        """Offer matching names, or none if settings or database fail: the command reports the error."""
         with suppress(KfmError, SQLAlchemyError, OSError):
             return [CompletionItem(name) for name in self.known(incomplete) if name.startswith(incomplete)]
         return []
@@ -63,14 +63,14 @@ class Id(Named):
             return self.whole(tx, typed)
 
 
-def _ids(incomplete: str, *, query: str, beginning: str = "prefix") -> list[str]:
-    """Return the ids that begin with `incomplete`; `beginning` is the parameter of `query`."""
+def _ids(incomplete: str, *, query: str) -> list[str]:
+    """Return the ids that begin with `incomplete`."""
     # Imported here, so that a fully typed command does not wait for the modules that open a database.
     from kfm_dagster.cli.session import opened_database  # noqa: PLC0415
     from kfm_dagster.settings import Settings  # noqa: PLC0415
 
     with opened_database(Settings.load()) as database, database.snapshot() as tx:
-        return [str(row) for row in tx.run(query, **{beginning: incomplete}, limit=MOST_OFFERED).scalars()]
+        return [str(row) for row in tx.run(query, prefix=incomplete, limit=MOST_OFFERED).scalars()]
 
 
 def _datasets(_: str) -> Iterable[str]:
@@ -98,7 +98,7 @@ DATASET = Named("dataset", _datasets)
 DATASET_OR_ALL = Named("dataset", lambda incomplete: ["all", *_datasets(incomplete)])
 ERROR_CODE = Named("error_code", lambda _: ERROR_CODES)
 UNIT = Id("wal_id", "ids.wal_ids")
-RUN = Named("run", lambda typed: ["latest", *_ids(typed, query="explanation.runs_beginning", beginning="beginning")])
+RUN = Named("run", lambda incomplete: ["latest", *_ids(incomplete, query="explanation.runs_beginning")])
 REPLAY = Id("replay_id", "ids.replay_ids")
 BACKFILL = Named("backfill_id", lambda incomplete: _ids(incomplete or "bf-", query="ids.replay_ids"))
 REJECTED_MESSAGE = Id("message_id", "ids.rejected_message_ids")

@@ -1,8 +1,9 @@
 """Run storage: queries of Dagster's runs, for planning, recovery, and removal of old runs.
 
-A tick opens the instance with its first query, so functions that may need no query take the tick's context. The ledger
-knows a run by its root run, which holds the claims. Does not belong here: the use of the answers (`defs/sensors.py`),
-the age of old runs (`retention.py`), or old ticks, which Dagster's own daemon removes.
+A tick's context opens the instance at the first use of `context.instance`. Functions that do not always query take the
+context, so that a tick without a query opens no instance. The ledger knows a run by its root run, which holds the
+claims. Does not belong here: the use of the answers (`defs/sensors.py`), the age of old runs (`retention.py`), or old
+ticks, which Dagster's own daemon removes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 def active_runs(instance: dg.DagsterInstance, *, begun: Callable[[Collection[str]], Collection[str]]) -> ActiveRuns:
     """Count active runs by partition and lane, and those among them without claims yet.
 
-    `begun` returns the runs among root run ids that have claimed their units.
+    `begun` takes root run ids, and returns the ids of the runs that have claimed their units.
     """
     runs = [(root_run_id(run), _key(run)) for run in _active(instance, PARTITION_TAG)]
     claimed = begun({run_id for run_id, _ in runs})
@@ -67,11 +68,11 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
 
 
 class DeadRuns:
-    """Selects, in a tick, the root runs without an active run, original or re-execution.
+    """Selects the dead root runs in a tick: neither the run nor a re-execution is active.
 
-    A run that only the ledger knows, not Dagster, is a worker's. It is alive while it has a lease. Before its claims it
-    has no lease, so it counts as dead only after UNLEASED without a lease. From tick to tick, `unleased` keeps the time
-    since when a run has had no lease.
+    A run that the ledger knows, but not Dagster, is a run of the resident worker. It is alive while it has a lease. It
+    gets the lease with its claims, so it counts as dead only when it has had no lease for the time UNLEASED. `unleased`
+    is kept from tick to tick: the time at which a run was first seen without a lease.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class DeadRuns:
     def __call__(self, root_run_ids: Iterable[str]) -> list[str]:
         """Return the dead runs' ids."""
         runs = list(root_run_ids)
-        # Read after the run ids, so that the leases of runs with new claims are included.
+        # The run ids are read before the leases, so each run with claims that is still alive has its lease here.
         leased = self._leased() if runs else ()
         return [root for root in runs if self._is_dead(root, leased)]
 
@@ -120,7 +121,8 @@ def cooling_down(
     """Return a predicate: whether the next run of a partition and lane must wait after failures.
 
     The pause doubles with every failure in a row, because a fault that fails every run (a database that is down, a full
-    disk) must not keep the machine busy starting runs. A failing listing delays no live run.
+    disk) must not keep the machine busy starting runs. Each lane has its own pause, so that a backfill whose listing
+    fails does not delay live runs.
     """
 
     def cooling(partition: str, lane: Lane) -> bool:
@@ -136,16 +138,16 @@ def cooling_down(
 
 
 def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
-    """Return the newest run of a partition, for a run key that differs after each run.
+    """Return the newest run of a partition, which makes the next run's key unique.
 
-    A count of runs would repeat after retention has removed runs, and with it the key of an existing run.
+    The number of runs would not: it falls when retention removes runs, so a later key could equal an earlier one.
     """
     run_ids = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
     return run_ids[0] if run_ids else ""
 
 
 def _runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Sequence[dg.DagsterRun]:
-    """Return runs, after reporting runs whose process is gone as failed."""
+    """Return runs; a run whose process has died is first reported to Dagster as failed."""
     runs = instance.get_runs(filters)
     return instance.get_runs(filters) if fail_lost_runs(instance, runs) else runs
 
@@ -162,13 +164,13 @@ def _key(run: dg.DagsterRun) -> LaneKey:
 
 
 BATCH = 500
-"""Runs per query; they are removed before the next query."""
+"""Runs per page that is read, and per batch that is removed."""
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldRuns:
-    """The runs of an instance, for a single pass, during which the newest runs are cached."""
+    """The old runs of an instance, for a single pass: the answers about newer runs are cached."""
 
     instance: dg.DagsterInstance
     database: Database
@@ -195,7 +197,8 @@ class OldRuns:
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        # SQLite has a file for each run, which deleting events does not shrink; without it, the run has no events.
+        # SQLite has a file for each run. Deleting events does not shrink it, so the file is deleted, too. A run without
+        # its file has no events.
         files = Path(self.instance.root_directory, "history", "runs")
         if not files.is_dir() or (files / f"{run_id}.db").exists():
             self.instance.event_log_storage.delete_events(run_id)
@@ -222,7 +225,7 @@ class OldRuns:
 
     @cached_property
     def _at_work(self) -> set[str]:
-        """Root runs with a queued or running run, original or re-execution."""
+        """Root runs of the queued and running runs, which may be re-executions."""
         return {root_run_id(run) for run in self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE))}
 
     @cached_property
@@ -230,7 +233,7 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Return whether a run is the newest of its day, named in the next run key (`newest_run`)."""
+        """Return whether a run is the newest of its day; the next run's key has its id (`newest_run`)."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)

@@ -1,6 +1,8 @@
 """Sensitive areas: places in a GeoJSON file, masked in every dataset (CARE, IEN-17).
 
-    KFM_SENSITIVE_AREAS=areas.geojson      {"type": "FeatureCollection", "features": [{"properties": {"name": ...
+    KFM_SENSITIVE_AREAS=areas.geojson
+    {"type": "FeatureCollection", "features": [
+      {"type": "Feature", "properties": {"name": "...", "method": "h3", ...}, "geometry": {"type": "Polygon", ...}}]}
 
 Edges are straight in longitude and latitude (RFC 7946, 3.1.1). Belongs here: the file, and the search for the
 area that a footprint meets. Does not belong here: rulings on units (`rules.py`), generalising (`masking.py`).
@@ -58,7 +60,7 @@ class _Collection(_GeoJSON):
     def _names_are_different(self) -> _Collection:
         names = [feature.properties.name for feature in self.features]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"a name of its own for each area; repeated: {', '.join(repeated)}")
+            raise ValueError(f"several areas with the same name: {', '.join(repeated)}")
         return self
 
 
@@ -100,7 +102,7 @@ class SensitiveAreas:
         return next((area for area in self.areas if area.meets(footprint)), None)
 
     def fingerprint(self, salt: bytes) -> str:
-        """Return the file's HMAC in 64 hex digits; without the salt it confirms no guess of an area."""
+        """Return the file's HMAC in 64 hex digits; only with the salt can it confirm a guessed area."""
         return hmac.digest(salt, self.content, "sha256").hex()
 
 

@@ -1,6 +1,6 @@
 """The idempotent upsert: content takes effect once, with its output, intent and checkpoint.
 
-    begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
+    begin:   intent PENDING > SKIPPED if the content is APPLIED                           (a transaction of its own)
     upsert:  lock content > end if APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
 Between these two a node computes, and causes effects outside the database; `ReadsBack.verify` reads the effects back.
@@ -29,7 +29,7 @@ from kfm_dagster.telemetry.measures import StepVolume
 
 _LOG = logging.getLogger(__name__)
 OWN_PARAMETERS = "kfm:"
-"""Prefix of the parameters that the pattern adds to a node's."""
+"""Prefix of the parameters that the pattern adds to the node's own parameters."""
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
 """Parameter that gives forced work a separate content hash; it names the run and the reason."""
@@ -52,7 +52,7 @@ class Output:
 class Content:
     """A node's intended work. `context` has further values that a rerun needs.
 
-    `node` is the key of its checkpoint, which names a partition; `kind` is the same in every partition.
+    `node` includes the partition, and is the key of the checkpoint; `kind` is the same in every partition.
     """
 
     node: str
@@ -205,14 +205,14 @@ class IdempotentNodes:
             return None if content_hash is None else self.output(content_hash, tx=tx)
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
-        """Return a stage's last output in each partition with outputs from `since` on, newest first."""
+        """Return a stage's last output of each partition, newest first; omit outputs before `since`."""
         with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
-        """Return by partition a stage's last output since `since`, if stage `later` has not applied it.
+        """Return by partition a stage's last output, if stage `later` has not run since that output.
 
-        A partition is omitted if `later` ran in it at or after `before`.
+        A partition is omitted if the output is older than `since`, or if `later` ran in it at or after `before`.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
@@ -227,8 +227,9 @@ class IdempotentNodes:
     def _applied_or_locked(self, content_hash: str, tx: Transaction) -> Intent | None:
         """Return the intent that applied a content, or lock the unapplied content and return None.
 
-        Applied content is not locked, because APPLIED is final and a lock could deadlock: a transaction that skips the
-        content keeps its node locked, and the transaction that has locked the content may need that node.
+        Applied content is not locked: APPLIED is final, and the lock could cause a deadlock. A skip may hold the lock
+        of its node already. If it then waited for the content's lock, the holder of that lock could be waiting for the
+        node.
         """
         if (applied := self.intents.applied(content_hash, tx=tx)) is not None:
             return applied
@@ -258,7 +259,7 @@ class IdempotentNodes:
         self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
-        """End the validity of the node's last output; return the end, the next output's beginning.
+        """End the validity of the node's last output; return the time, at which the next begins.
 
         The node stays locked until the transaction ends. Otherwise two transactions with different contents could both
         close the same output and leave two newest outputs. The node is locked after the content and the locks of the
@@ -282,7 +283,7 @@ def noted(what: str) -> Iterator[None]:
 
 
 def rerun_of(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the work with a separate content hash, after an intent whose output must not be reused."""
+    """Return the same work with a new content hash, because the output of `applied` is not reusable."""
     return replace(content, params={**content.params, RERUN: {"run_id": run_id, "after": applied.wal_id}})
 
 

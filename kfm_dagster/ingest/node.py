@@ -83,7 +83,7 @@ class ChainNode(StageNode):
     run_id: str
     received: Sequence[Envelope] = field(default=(), repr=False)
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict, repr=False)
-    """Data that a step read from each dataset's objects for the next step; the process supplies it."""
+    """Data that a step has read from objects for the next step, by dataset; the nodes of a process share it."""
     partition_facts: PartitionFacts | None = field(default=None, init=False, repr=False)
     """The ledger's facts about the partition when the gates ran; None if no gate needed them."""
 

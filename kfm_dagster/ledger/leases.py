@@ -51,10 +51,10 @@ class Leases:
         )
 
     def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
-        """Extend a run's leases over units that it still holds; return their number.
+        """Extend a run's leases over units that it still holds; return the number of leases.
 
-        `attempts` maps each unit to the attempt of its claim. Without `attempts`, a worker that has lost its units to a
-        later attempt of the same run would renew the lease of that attempt's worker, which may be dead.
+        `attempts` maps each unit to the attempt of its claim. A worker must not renew the lease after a later attempt
+        of its run has claimed the units: the lease is then that of the later attempt's worker, which may be dead.
         """
         if not attempts:
             return 0

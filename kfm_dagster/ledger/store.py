@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
-"""Units per statement: as many as a run claims by default, and as a message of 1 MiB can announce."""
+"""Units per statement. A run claims no more by default, and a message of 1 MiB announces about as many at most."""
 
 
 class Ledger(LedgerChanges):
@@ -136,7 +136,7 @@ class Ledger(LedgerChanges):
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
             # Settled last: the newer unit may be in the same batch, and may just have succeeded.
-            yielded = self._verdicts(self._unless_unfinished(yielding, tx))
+            yielded = self._verdicts(self._with_conflicts(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
         failures = _settled(tx, Status.FAILED, verdicts.failed, stamp)
@@ -167,15 +167,15 @@ class Ledger(LedgerChanges):
     def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
         """Revoke the claims of dead runs, and claims with an expired lease (WSM-11).
 
-        in_progress > failed with code worker_lost or lease_expired, then > pending at once if attempts remain, else
-        > quarantined. A claim with a valid lease is revoked only if `run_ids` has its run.
+        Each unit fails with code worker_lost or lease_expired. It becomes pending again at once if attempts remain, and
+        is quarantined otherwise. A claim with a valid lease is revoked only if `run_ids` has its run.
 
         If a run with several units dies, a single unit may be the cause, so none of them is charged an attempt. They
         become pending again. Each death after the first halves the batch, until the cause runs alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
-        return self._let_in_again(lost, tx, spared=_bisected(lost))
+        return self._requeue_or_quarantine(lost, tx, spared=_bisected(lost))
 
     @explained()
     def release_rolled_back(
@@ -190,14 +190,14 @@ class Ledger(LedgerChanges):
     ) -> RecoverReport:
         """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
 
-        in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except that
-        `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no single unit can be the
-        cause: halving the batch would not help, so each unit is charged an attempt.
+        Each unit fails with code run_rolled_back and the redacted reason. Then it becomes pending or is quarantined as
+        in `release_lost`; `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no
+        single unit can be the cause: halving the batch would not help, so each unit is charged an attempt.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
         spared = _bisected(lost) if bisect else {}
-        return self._let_in_again(lost, tx, not_compensable=not_compensable, spared=spared)
+        return self._requeue_or_quarantine(lost, tx, not_compensable=not_compensable, spared=spared)
 
     @explained()
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
@@ -296,8 +296,11 @@ class Ledger(LedgerChanges):
             human_review=self.human_review,
         )
 
-    def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Mark units as conflicting if the newer Item may be withdrawn, which would leave no Item."""
+    def _with_conflicts(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
+        """Return older units, marked as conflicting if the newer unit's Item may be withdrawn.
+
+        If such a unit succeeded, a withdrawal of the newer Item would leave no Item.
+        """
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
@@ -309,7 +312,7 @@ class Ledger(LedgerChanges):
         overdue = verdicts.overdue(failures, self.registry)
         return overdue | exhausted | self._superseded(failed, tx)
 
-    def _let_in_again(
+    def _requeue_or_quarantine(
         self,
         lost: Sequence[Any],
         tx: Transaction,
@@ -317,7 +320,10 @@ class Ledger(LedgerChanges):
         not_compensable: Collection[WalId] = (),
         spared: Mapping[WalId, int],
     ) -> RecoverReport:
-        """Requeue or quarantine lost units; `spared` maps uncharged units to the next batch's limit."""
+        """Requeue or quarantine lost units.
+
+        `spared` has the units that are charged no attempt, with the limit of the next batch.
+        """
         released = {WalId(row.wal_id) for row in lost}
         reviewed: dict[WalId, str] = dict.fromkeys(released.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
         by_limit: dict[int | None, list[WalId]] = defaultdict(list)

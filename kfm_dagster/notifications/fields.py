@@ -34,7 +34,7 @@ MAX_SIZE_BYTES = 2**63 - 1
 
 
 class MessageError(Exception):
-    """Stops a record or a message; message-parse turns it into a Rejection."""
+    """A message, or a record in it, is invalid; message-parse turns the error into a Rejection."""
 
     def __init__(self, code: ParseIssue, message: str) -> None:
         self.code = code
@@ -42,7 +42,7 @@ class MessageError(Exception):
 
 
 def json_object(content: str, what: str) -> Mapping[str, Any]:
-    """Parse a bounded JSON object; orjson refuses over 1,024 levels. Raises MessageError."""
+    """Parse a JSON object. Raises MessageError if it is too large, or deeper than 1,024 levels."""
     # SQS's limit is in bytes. Most bodies are ASCII, where bytes and characters are the same number.
     if len(content) > MAX_BODY_BYTES or (
         not content.isascii() and len(content.encode(errors="replace")) > MAX_BODY_BYTES
@@ -79,7 +79,10 @@ def require_text(parent: Mapping[str, Any], name: str, *, path: str | None = Non
 
 
 def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = None) -> datetime:
-    """Return a plausible ISO 8601 time, in UTC. Raises MessageError, also without a zone."""
+    """Return a plausible ISO 8601 time, in UTC. Raises MessageError.
+
+    `zone` is the zone of a time that has none; without `zone`, such a time is refused.
+    """
     text = require_text(parent, name)
     try:
         time = datetime.fromisoformat(text)
@@ -105,7 +108,7 @@ def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | N
 
 
 def optional_text(parent: Mapping[str, Any], name: str, pattern: re.Pattern[str], *, path: str) -> str | None:
-    """Return a field without quotes; None if absent. Raises MessageError for another form."""
+    """Return a field after removing its quotes; None if absent. Raises MessageError for another form."""
     text = parent.get(name)
     if text is None:
         return None
@@ -121,7 +124,7 @@ def shown(value: str) -> str:
 
 
 MAX_DIGITS = 3
-"""Digits of a volume's number (0 to 999, then 0 again) and of a chunk's, which a key pads to this width."""
+"""Digits of the number of a volume (0 to 999, then 0 again) or of a chunk; keys pad a chunk's number to this width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +132,9 @@ class ChunkNotice:
     """A message of Unidata's feed of NEXRAD Level II chunks, which is not an S3 event.
 
     It has `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`. They repeat the key's parts, so
-    a message with the key of another chunk is refused. Numbers are JSON numbers (captured in 2026) or texts (the feed's
-    public description). `DateTime` is the start of the volume and has no zone; it is in UTC, like the key's timestamp.
-    Size, ETag and sequencer do not exist, and the key is not encoded.
+    a message with the key of another chunk is refused. Numbers are JSON numbers in messages captured in 2026, and texts
+    in the feed's public description; both are read. `DateTime` is the start of the volume and has no zone; it is in
+    UTC, like the key's timestamp. Size, ETag and sequencer do not exist, and the key is not encoded.
 
     `site`, `volume` and `start` (UTC) identify the volume, `chunk` is the chunk's number. `kind` is S for the volume's
     first chunk, E for its last, I for others. `layout` is the volume's, e.g. `V06`.
@@ -159,14 +162,15 @@ class ChunkNotice:
     def check_key(self, key: str, *, version: str | None) -> None:
         """Raise MessageError for the key of another chunk; a volume's number may have leading zeros.
 
-        `version` is the contract's version of the format for the key, or None.
+        `version` is the format version that the contract expects of this key, or None.
         """
         *folders, file = key.split("/")
         name = f"{self.start:%Y%m%d-%H%M%S}-{self.chunk:03d}-{self.kind}"
         if len(folders) != 2 or (folders[0], _digits(folders[1]), file) != (self.site, self.volume, name):
             path = f"{self.site}/{self.volume}/{name}"
             raise MessageError(
-                ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is not the announced chunk's: {shown(path)}"
+                ParseIssue.KEY_GRAMMAR_MISMATCH,
+                f"key {shown(key)} is not the key of the announced chunk, {shown(path)}",
             )
         if version is not None and self.layout != f"V{version}":
             text = (

@@ -1,8 +1,8 @@
 """message-parse: turn an SQS message into envelopes, ignored records, and rejections.
 
 Belongs here: reading the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) by the dataset
-contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong here:
-receiving (`notifications/sqs.py`), checking the sender (`notifications/authenticity.py`), and keeping rejections.
+contracts, and making the same envelope from a listed object. Pure: no clock, no request, no write. Does not belong
+here: receiving (`notifications/sqs.py`), checking the sender (`notifications/authenticity.py`), and keeping rejections.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Route a record by bucket and key; the event's `configurationId` can name another satellite."""
+    """Route a record by bucket and key, not by `configurationId`, which can name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.every.announced.get((topic, bucket))
     if announced is None:
@@ -418,7 +418,7 @@ def _understood(key: str, event_time: datetime, grammar: KeyGrammarReader) -> Ke
         match = grammar.match(key, event_time)
     except InvalidKeyTimeError as error:
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, str(error)) from None
-    if match is None:  # the route matched DATA by the same pattern
+    if match is None:  # not expected, because the route has matched the same pattern
         text = f"key {shown(key)} is not a data key of {grammar.contract.id}"
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, text)
     return match

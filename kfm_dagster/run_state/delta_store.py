@@ -1,8 +1,8 @@
 """Run-state as a Delta Lake table `{base}/{branch}/_run_state`, keyed (dataset_id, run_id).
 
 Delta enforces no keys, so each write is a MERGE on the key. The table's log accepts only the first of two concurrent
-writers, and the second merges again. The table is opened for every call, because a revert of the branch may reset the
-log to a version before that of an open table. Belongs here: that table, which needs the extra `delta`.
+writers, and the second merges again. Each call opens the table, because a revert of the branch may set its log back,
+which an open table would not notice. Belongs here: that table, which needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
-"""Each conflict means that another writer succeeded, so twenty workers may write concurrently."""
+"""Each failed attempt means that another writer succeeded, so twenty writers at once all succeed."""
 COMPACT_EVERY = 100
-"""Commits between two compactions; until then each record is a file, and a lookup opens all that may have its key."""
+"""Commits between two compactions. Until then each record is a file, and a lookup opens every file that may match."""
 
 SCHEMA = pa.schema(
     [
@@ -77,9 +77,10 @@ class DeltaRunState:
         return sorted(records, key=lambda state: (state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Merge the record into the table after the caller's commit, unless `is_kept` forbids it.
+        """Merge the record after the caller's commit, unless the existing record must be kept.
 
-        Raises RunStateError, before any write, for an invalid record or a record of another branch.
+        `is_kept` (`store.py`) has the rule. Raises RunStateError, before any write, for an invalid record or a record
+        of another branch.
         """
         row = record.as_json()
         if record.lakefs_branch != self._branch:
@@ -138,7 +139,7 @@ class DeltaRunState:
 
 
 def _replaceable(record: RunState) -> str:
-    """Return `not is_kept` as a condition on the existing row, evaluated by the merge."""
+    """Return the merge's condition for replacing the existing row: the opposite of `is_kept`."""
     if record.rolled_back_by is not None:
         return "true"
     same = "true" if record.outcome is Outcome.SKIPPED else "old.inputs_hash = new.inputs_hash"

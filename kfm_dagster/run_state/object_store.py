@@ -50,7 +50,7 @@ class ObjectRunState:
         return sorted(records, key=lambda state: (state.recorded_at, state.dataset_id))
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Write the record after the caller's commit, unless `is_kept` forbids it.
+        """Write the record after the caller's commit, unless the existing record must be kept.
 
         Raises RunStateError, before any write, for an invalid record or a record of another branch.
         """

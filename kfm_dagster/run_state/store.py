@@ -25,7 +25,7 @@ class RunStateStore(Protocol):
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record at the caller's commit, unless `is_kept` forbids it.
+        """Insert or replace the record at the caller's commit, unless `is_kept` is true.
 
         Raises RunStateError, before any write, for an invalid record.
         """
@@ -53,7 +53,7 @@ class RelationalRunState:
             return tx.rows(RunState, "run_state.of_run", run_id=run_id, dataset_id=None)
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record in the caller's transaction, unless `is_kept` forbids it.
+        """Insert or replace the record in the caller's transaction, unless `is_kept` is true.
 
         Raises RunStateError for an invalid record.
         """

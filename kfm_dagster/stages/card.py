@@ -63,7 +63,7 @@ class Condition:
         try:
             holds = _test(ast.parse(python, mode="eval").body, names)
         except (SyntaxError, RecursionError, MemoryError):
-            raise ValueError(f"{text[:60]!r} where names, &&, ||, ! and matching parentheses are expected") from None
+            raise ValueError(f"{text[:60]!r} does not consist of names, &&, ||, ! and matching parentheses") from None
         return cls(text, frozenset(names), holds)
 
 
@@ -315,7 +315,7 @@ class ReplayPlan(Strict):
     @classmethod
     def _beside_the_ledgers_own(cls, value: dict[str, str]) -> dict[str, str]:
         if taken := sorted(set(value) & set(ReplayReason)):
-            raise ValueError(f"other codes than {', '.join(taken)}, which the ledger defines")
+            raise ValueError(f"codes that the ledger does not define; it defines {', '.join(taken)}")
         return value
 
 

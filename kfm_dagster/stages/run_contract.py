@@ -1,6 +1,6 @@
 """The run contract: the steps around every node, always in the same order.
 
-    inputs_hash -> run-state has a success? skip -> upstream succeeded, gates of the entry: running
+    inputs_hash -> success in run-state? skip -> upstream succeeded and gates of the entry pass? running
       -> content_hash applied before? reuse that output
       -> intent PENDING -> compute -> read back its effects outside the database -> gates of the output
       -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
@@ -129,7 +129,7 @@ class StageRunner:
             staged.unlocked = self.lifecycle.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                # A commit also locks the node first and appends to the audit last, so no deadlock is possible.
+                # Lock the node first and append to the audit last, as a commit does, so that no deadlock is possible.
                 lock_node(node.name, tx=tx)
                 staged.skipped = self._done_meanwhile(staged, tx)
                 if staged.skipped is None:
@@ -202,7 +202,8 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The new hash has this run's id. After a withdrawal it has the withdrawn run's, so later runs share it.
+            # The new hash contains the id of this run. If the output was withdrawn, it contains the id of the withdrawn
+            # run instead, so that all later runs have the same hash.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

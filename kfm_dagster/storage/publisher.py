@@ -107,9 +107,10 @@ class Staged(NamedTuple):
 
 
 def open_publisher(url: str, *, setting: str = "KFM_CATALOG_URL", private: bool = False) -> Publisher:
-    """Open a folder or s3://bucket/prefix for publishing; `setting` names it. Raises ConfigurationError otherwise.
+    """Open a folder or s3://bucket/prefix for publishing. Raises ConfigurationError for another URL.
 
-    With `private`, created folders are for this user alone; a catalog's folders may be read by a web server.
+    The error names `setting`. With `private`, created folders are for this user alone; a catalog's folders may be read
+    by a web server.
     """
     if url.startswith("s3://"):
         return ObjectStorePublisher(open_store(url))
@@ -359,7 +360,7 @@ def _in_store() -> Iterator[None]:
 
 
 def synced(folder: Path, sync: Callable[[int], int | None]) -> None:
-    """Make a folder durable by `sync`: its names by `os.fsync`, its whole file system by `syncfs`."""
+    """Make a folder durable: `os.fsync` syncs the names in it, `syncfs` its whole file system."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         if sync(handle):

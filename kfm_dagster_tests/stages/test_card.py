@@ -65,7 +65,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("review: [E_DIM,", "review: [E_SYNC,", "the document", "E_SYNC is in human_review and in retry_policy"),
         ("G1..G3", "G1..G9", "line 6: transitions.0", "G1..G9 is not a range"),
         ("G1..G3", "has_checkpoint", "line 6: transitions.0", "cannot depend on has_checkpoint"),
-        ("any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "where names, &&, ||, ! and matching"),
+        ("any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "consist of names, &&, ||, ! and matching"),
         ("from: failed", "from: succeeded", "line 9: transitions.3", "is not a transition"),
         ("from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),
         ('when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.whenever", "expected when;"),
@@ -113,7 +113,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
         ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is not a value"),
         ("max_retries: 3", "max_retries: !!bool foo", "line 10 is not valid YAML", "'foo' is not a value"),
-        ('when: "any(S1..S5)"', f'when: "{"(" * 5000}"', "line 8: transitions.2", "where names, &&, ||"),
+        ('when: "any(S1..S5)"', f'when: "{"(" * 5000}"', "line 8: transitions.2", "consist of names, &&, ||"),
     ],
     REPLAY_PLAN: [
         ("reverse_topology", "any", "line 5: replay.order", "reverse_topology"),

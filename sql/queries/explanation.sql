@@ -18,10 +18,10 @@ ORDER BY intent.wal_id;
 -- Without an index, because only a person asks, and the tables have few rows per run.
 SELECT run_id FROM run_state
 -- Without the record that names the store of run-state (run_state/choice.py).
-WHERE substr(run_id, 1, length(:beginning)) = :beginning AND dataset_id <> 'kfm.run_state_store'
+WHERE substr(run_id, 1, length(:prefix)) = :prefix AND dataset_id <> 'kfm.run_state_store'
 UNION
 SELECT CAST(run_id AS text) FROM etl_wal
-WHERE substr(CAST(run_id AS text), 1, length(:beginning)) = :beginning
+WHERE substr(CAST(run_id AS text), 1, length(:prefix)) = :prefix
 ORDER BY run_id
 LIMIT :limit;
 

@@ -243,7 +243,7 @@ WHERE
     AND unit.wal_id = decision.wal_id;
 
 -- name: live_waits_since
--- Since when the oldest pending live unit of these datasets waits.
+-- The time at which the oldest pending live unit of these datasets began to wait.
 SELECT min(updated_at) AS oldest_at FROM nodd_wal_records
 WHERE
     status = 'pending' AND lane = 'live'

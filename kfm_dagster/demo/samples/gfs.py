@@ -104,7 +104,7 @@ def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: st
 def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_gfs` and `make_gfs_wave`. Raises ValueError if a day has fewer.
+    `make_gfs` and `make_gfs_wave` also return each object's sidecar. Raises ValueError if a day has fewer objects.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} GFS keys, {count} were requested")

@@ -115,7 +115,7 @@ class Explanations:
             return self._latest(), None
         limit = MATCHES_ASKED
         with self.database.snapshot() as tx:
-            rows = tx.run("explanation.runs_beginning", beginning=run, limit=limit)
+            rows = tx.run("explanation.runs_beginning", prefix=run, limit=limit)
             candidates: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
             of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
         for reexecution in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():

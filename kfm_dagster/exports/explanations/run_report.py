@@ -39,7 +39,7 @@ class StepResult(StrEnum):
     UNFINISHED = "unfinished"
     """It has an intent and no end: it is at work, or its process died."""
     OVERTAKEN = "overtaken"
-    """It died, and a later run has done its work."""
+    """It died; a later run has done its work, if any was left."""
     NOT_RUN = "not_run"
     """This re-execution does not include it, or did not reach it."""
 
@@ -87,7 +87,7 @@ class NodeAccount:
 
     @property
     def stage(self) -> str:
-        """The node in every partition."""
+        """The node's name without the partition."""
         return self.node.partition("@")[0]
 
 
@@ -182,7 +182,7 @@ UNDER_OTHER_INPUTS = (
 _PLAIN = {
     StepResult.SKIPPED: "was skipped",
     StepResult.UNFINISHED: "began and recorded no end: it is at work, or its process died",
-    StepResult.OVERTAKEN: "died, and a later run has done its work, or no work was left",
+    StepResult.OVERTAKEN: "died; a later run has done its work, if any was left",
     StepResult.NOT_RUN: "did not run: this re-execution does not include it, or did not reach it",
 }
 

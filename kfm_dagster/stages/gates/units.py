@@ -54,7 +54,7 @@ class UnitError(KfmError):
 
 @cache
 def registry() -> pint.UnitRegistry[float]:
-    """Return the process's registry; imports pint here, which costs as much as a batch's gates."""
+    """Return the process's registry. The first call imports pint, as slow as a batch's gates."""
     import pint  # noqa: PLC0415 - see above
 
     with resources.as_file(resources.files("kfm_dagster.stages.gates") / "units.txt") as path:
