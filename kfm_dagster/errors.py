@@ -142,7 +142,7 @@ class PreflightError(DependencyUnavailableError):
 
 
 class ForeignRootError(KfmError):
-    """A root is not marked as this deployment's."""
+    """A root is not marked as a root of this deployment."""
 
     exit_code = ExitCode.REFUSED
 

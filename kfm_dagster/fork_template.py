@@ -14,7 +14,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.definitions import defs
 from kfm_dagster.readers.base import READERS
 
-# Any error is dropped, because here it would end the process that forks, and with it every run. A run raises it again.
+# An error here would end the process that forks all runs, so it is dropped. A run raises it again.
 with suppress(Exception):
     defs().get_repository_def()
 # Imported once here, because otherwise each run would import its readers.

@@ -93,7 +93,7 @@ def _blot(record: logging.LogRecord) -> bool:
 
 
 def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
-    """Send a message and wait up to `seconds`. Never raises; the answer has any error."""
+    """Send a message and wait up to `seconds`. Never raises; the answer names an error."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(_blot)

@@ -66,7 +66,7 @@ def storage_schemes(envelope: Envelope, contract: DatasetContract) -> dict[str, 
 def assets(
     envelope: Envelope, *, contract: DatasetContract, metadata: Metadata, groups: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the data asset and assets of existing sidecars; `groups` are the key grammar's."""
+    """Return the data asset and assets of existing sidecars; `groups` are the groups of the key grammar."""
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,

@@ -35,9 +35,10 @@ class FollowError(DependencyUnavailableError):
 class ItemChange:
     """An Item's last change in a follower's batch.
 
-    `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the Item's
-    file below the catalog's root. `content` is the file's; `content` and `content_sha256` are None once the Item is
-    withdrawn. If an Item was created and withdrawn before a follower received it, only the withdrawal is delivered.
+    `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the path of
+    the Item's file below the catalog's root. `content` is the content of the file; `content` and `content_sha256` are
+    None once the Item is withdrawn. If an Item was created and withdrawn before a follower received it, only the
+    withdrawal is delivered.
     """
 
     change_id: int

@@ -45,7 +45,7 @@ def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:
 
 
 def is_restoration(write: Write) -> bool:
-    """Return whether a write only restores a lost file: its content equals the index's."""
+    """Return whether a write only restores a lost file: the index has the same content already."""
     return write.base is not None and write.base.content_sha256 == write.candidate.content_sha256
 
 

@@ -23,7 +23,7 @@ from kfm_dagster.telemetry.clock.sources import measure
 from kfm_dagster.views.view import json_row
 
 SHOWN = timedelta(days=30)
-"""Age of the readings in the summary: the database keeps at least as many days."""
+"""Maximum age of the readings in the summary; the database keeps readings at least as long."""
 
 SOURCE_COLUMNS = ("source", "readings", "at", "offset_seconds", "uncertainty_seconds", "delta_t_abs")
 STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")

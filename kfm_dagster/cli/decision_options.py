@@ -46,7 +46,7 @@ actor_option = click.option("--actor", help="Actor of the decision. Default: KFM
 change_ref_option = click.option("--change-ref", help="Change or incident. Always needed for a release, and in prod.")
 # Eager, so that --reason, which a dry run does not need, sees also a --dry-run that is typed after it.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
-REPLAY_REASON = "Replay reason: one of the ledger's, or of `reasons` in replay_plan.yaml."
+REPLAY_REASON = "Replay reason: a reason of the ledger, or of `reasons` in replay_plan.yaml."
 
 
 class _Reason(click.Option):

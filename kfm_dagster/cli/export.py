@@ -140,7 +140,7 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
 
 
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
-    """Print a bundle's signer and time; `folder` is the bundle's, or the folder given to --out.
+    """Print a bundle's signer and time; `folder` has the bundle, or is the folder of --out.
 
     Raises RefusedError, and ConfigurationError without a key.
     """

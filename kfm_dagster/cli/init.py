@@ -84,7 +84,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
 
 def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
     """Raise ForeignRootError before a database is created for another deployment's roots."""
-    with suppress(SchemaVersionError):  # another release's schema, which opening the database upgrades or refuses
+    with suppress(SchemaVersionError):  # opening the database later upgrades or refuses another release's schema
         known = _known_id(settings)
         try:
             refuse_foreign(roots(settings), known, adopt=adopt)

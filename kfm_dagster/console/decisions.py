@@ -318,7 +318,7 @@ def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: Post
 
 
 def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
-    """Return a filter of units with this status. Raises BadFilterError for another."""
+    """Return a filter of units with this status. Raises BadFilterError if it names another status."""
     unit_filter = UnitFilter.of_query(pairs)
     if unit_filter.status is not status:
         raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=status)

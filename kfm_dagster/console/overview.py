@@ -122,7 +122,7 @@ def item_map(view: Transaction, records: Sequence[NoddWalRecord]) -> Markup | No
     """Return a map of the units' Items in the page's colours, each linked to its unit; None without any."""
     boxes = {row.wal_id: row for row in view.run("catalog.boxes_of_units", wal_ids=[row.wal_id for row in records])}
     hues = {dataset: number % HUES for number, dataset in enumerate(sorted({row.dataset for row in records}))}
-    # The newest unit is the last, and so is the link of its outline.
+    # The newest unit comes last, because of equal outlines the last one's link is used.
     shown = [record for record in reversed(records) if record.wal_id in boxes]
     picture = draw_footprints(
         [outline((box.west, box.south, box.east, box.north)) for box in (boxes[record.wal_id] for record in shown)],

@@ -79,7 +79,7 @@ def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Marku
 
 @jinja2.pass_context
 def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
-    """Return a time in UTC to the second; one of the last two days as its age, with the time as a title."""
+    """Return a time in UTC to the second, or, in the last two days, its age with the time as a title."""
     if value is None:
         return Markup('<span class="soft">none</span>')
     text = rfc3339(value, timespec="seconds")
@@ -151,7 +151,7 @@ class Pages:
         return self.deciding
 
     def form(self, path: str, answer: Answer) -> Route:
-        """Return the route of a form; its fields are read here, each once, for a thread's answer."""
+        """Return the route of a form. Its fields are read first, because `answer` runs in a thread."""
 
         async def posted(request: Request) -> Response:
             pairs = parse_qsl(

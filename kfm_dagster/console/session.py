@@ -145,7 +145,8 @@ class Sessions:
 def _is_over_tls(request: Request) -> bool:
     """Return whether a browser uses TLS, to this server or to a proxy before it.
 
-    Read from the browser's Origin or the proxy's header. A client that forges either only gets its cookie sent less.
+    Read from the browser's Origin or the proxy's header. A client that forges either harms only itself: it sends its
+    own cookie less often.
     """
     proxy = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     return "https" in {request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme, proxy}

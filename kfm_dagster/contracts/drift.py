@@ -27,7 +27,7 @@ KINDS = {
     "moved": ("an entry has the {noun} of {datasets} in another account or region", "correct the contract"),
     "alike": (
         "an entry has a {noun} like the one of {datasets}",
-        "compare both; correct the contract or except the entry's",
+        "compare both; correct the contract, or except the entry with the reason",
     ),
     "untaken": ("no contract takes the {noun}", "kfm dataset new --from-registry, or except it with the reason"),
     "differs": ("an entry has another {noun} than {datasets}", "read the entry, then correct the contract"),
@@ -67,7 +67,7 @@ class RegistryExceptions(Strict):
 
     @classmethod
     def load(cls, folder: Path | None) -> RegistryExceptions:
-        """Read a folder's file, or this release's. Raises CardError with file, line and reason."""
+        """Read the file of a folder, or of this release. Raises CardError with file, line and reason."""
         text, source = text_in(folder, EXCEPTIONS)
         return parse(text, cls, source=source)
 

@@ -108,7 +108,7 @@ class ContractRegistry:
         return ContractRegistry(contracts=dict(sorted(contracts.items()))) if self.unfollowed else self
 
     def public_id(self, dataset: str) -> str:
-        """Return a dataset's public name; it is the id if the dataset has no contract (another team's)."""
+        """Return a dataset's public name, or the id of another team's dataset, which has no contract."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 

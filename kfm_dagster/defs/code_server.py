@@ -1,4 +1,4 @@
-"""The code server of a machine: Dagster's, with runs that need not load the definitions.
+"""A machine's code server: Dagster's own, but its runs need not load the definitions.
 
 `dagster api grpc` starts each run as a new Python process, which first spends seconds of CPU on importing Dagster and
 the definitions. Here a single process imports them, and forks for each run. A run is still a separate process, which
@@ -24,7 +24,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""Only the name, because importing this module has an effect that only the process that forks runs needs."""
+"""Only the module's name: importing it has an effect, which is for the process that forks runs alone."""
 
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""

@@ -45,7 +45,7 @@ RELATIONSHIPS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "WAS_DERIVED_FROM": (("Artifact", "Artifact"), ("Artifact", "Source"), ("Item", "Object")),
     "USED": (("Activity", "Object"),),
 }
-"""Start and end labels of each kind of relationship; the kinds are PROV-O's."""
+"""Start and end labels of each kind of relationship; the kinds are named as in PROV-O."""
 
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 _SPECIAL = re.compile(r"[\\'\x00-\x1f\x7f-\x9f\u2028\u2029]")

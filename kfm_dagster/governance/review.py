@@ -67,7 +67,7 @@ class OverrideReview:
         self._clock = clock
 
     def work_in(self, settings: Settings) -> None:
-        """In prod, mark the database as prod's, permanently."""
+        """In prod, mark the database permanently as a database of prod."""
         if settings.env is Environment.PROD:
             with self._database.transaction() as tx:
                 self._is_prod(settings, tx)
@@ -75,7 +75,7 @@ class OverrideReview:
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
         """Return whether an override waits for a second person.
 
-        It waits if the settings or the database are prod's, whatever a client requests, and always in the Dagster UI.
+        It waits if the settings or the database are of prod, whatever a client requests, and always in the Dagster UI.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
@@ -150,7 +150,7 @@ class OverrideReview:
         return proposal
 
     def _is_prod(self, settings: Settings, tx: Transaction) -> bool:
-        """Return whether settings or database are prod's; a deployment of prod marks the database."""
+        """Return whether the settings are of prod, or a deployment of prod has marked the database."""
         if Environment.PROD in tx.run("deployment.values", fact="environment").scalars().all():
             return True
         if settings.env is not Environment.PROD:

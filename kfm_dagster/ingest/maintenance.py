@@ -34,8 +34,9 @@ def maintain(
 ) -> Collection[tuple[str, str]]:
     """Release dead runs' claims, requeue, acknowledge, watch feeds, publish lineage, follow.
 
-    `dead` returns the dead runs among root run ids. Returns (dataset, partition) of the requeued units. A failed step
-    gives a warning, and the others continue (SEC-09). Raises the database's error, because every step needs it.
+    `dead` takes root run ids and returns the dead runs among them. Returns (dataset, partition) of the requeued units.
+    A failed step gives a warning, and the others continue (SEC-09). Raises the database's error, because every step
+    needs it.
     """
     due: dict[tuple[str, str], int] = {}
 
@@ -82,8 +83,8 @@ def release_dead_runs(
 ) -> None:
     """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
 
-    `dead` returns the dead runs among root run ids. The pending intents of dead runs become FAILED, and SKIPPED once a
-    later run has done the node's work.
+    `dead` takes root run ids and returns the dead runs among them. The pending intents of dead runs become FAILED, and
+    SKIPPED once a later run has done the node's work.
     """
     ledger, intents, lifecycle = pipeline.ledger, pipeline.nodes.intents, pipeline.stages.lifecycle
     claim_runs: Collection[str] = ()

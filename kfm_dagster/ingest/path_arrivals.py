@@ -56,8 +56,8 @@ from kfm_dagster.storage.database import Transaction
 
 ARRIVALS_AT_ONCE = 2_000
 PATHS_AT_ONCE = 20
-"""Rows of a row group, which are in memory as Python values: some 10 MB of either table. A day of the whole network has
-560,000 rows and 2,000 paths of 2,000 points."""
+"""Rows of a row group. They are in memory as Python values: some 10 MB for each of the two tables. A day of the whole
+network has 560,000 rows and 2,000 paths of 2,000 points."""
 
 _TEXT, _NUMBER = pa.string(), pa.float64()
 ARRIVALS = pa.schema(

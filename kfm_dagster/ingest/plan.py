@@ -22,7 +22,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
-"""Runs of a partition and lane at once, however few units are pending. Behind a single run that lasts longer than a
+"""Runs of a partition and lane that may work at once, even for few units. With a single run that lasts longer than a
 tick, live units would wait until the second tick; a second run lowers the 95th percentile of their wait by a tick."""
 WORTH_A_RUN = 100
 """Number of live units that get a further run instead of waiting for an active run's end. They take a third of the CPU

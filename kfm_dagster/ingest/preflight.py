@@ -1,4 +1,4 @@
-"""Preflight: check before receiving that the stores answer and are this deployment's.
+"""Preflight: check before receiving that the stores answer and belong to this deployment.
 
 A received message that cannot be stored is hidden until its timeout, and each receive brings it closer to the
 dead-letter queue. So the stores are checked first, once per process, and after a failure until they answer. Belongs
@@ -43,7 +43,7 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
 
 
 def hold_roots(settings: Settings, database: Database) -> None:
-    """Mark the roots as this deployment's; every process that writes files calls it first.
+    """Mark the roots as roots of this deployment; every process that writes files calls it first.
 
     Raises ForeignRootError, StoreAccessError and DependencyUnavailableError.
     """

@@ -53,7 +53,7 @@ class ProcessState:
     intents: set[int] = field(default_factory=set)
     """Failed intents that were revisited."""
     unleased: dict[str, datetime] = field(default_factory=dict)
-    """By run: the time since when ticks have found it without a lease and unknown to Dagster."""
+    """By run: the time at which a tick first found it without a lease and unknown to Dagster."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)
     """First bytes of each dataset's objects from integrity-check, until metadata-extract takes them."""
     feeds_due: datetime | None = None
@@ -61,7 +61,7 @@ class ProcessState:
     ready: bool = False
     """Whether the last preflight succeeded (`preflight.py`)."""
     held: bool = False
-    """Whether the roots are marked as this deployment's."""
+    """Whether the roots are marked as roots of this deployment."""
 
     def ensure_ready(self, settings: Settings, database: Database) -> None:
         """Check the stores until a preflight succeeds. Raises PreflightError and ForeignRootError.
@@ -74,7 +74,7 @@ class ProcessState:
             self.ready = True
 
     def hold_roots(self, settings: Settings, database: Database) -> None:
-        """Mark the roots as this deployment's, once. Raises the errors of `preflight.hold_roots`."""
+        """Mark the roots as roots of this deployment, once. Raises the errors of `preflight.hold_roots`."""
         if not self.held:
             hold_roots(settings, database)
             self.held = True

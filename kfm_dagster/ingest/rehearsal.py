@@ -75,7 +75,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # The deployment's pipeline card, and nothing else of it, because a rehearsal must not write to its stores.
+        # Of the deployment, only the pipeline card is used, because a rehearsal must not write to its stores.
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",

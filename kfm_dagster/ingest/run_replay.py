@@ -253,7 +253,7 @@ class ReplayedParse(ChainNode):
         if not claimed:
             raise RunReplayRefusedError(
                 observed=f"all units of {self.dataset} changed after run {self.original}, or a kill switch is on",
-                expected="units whose last success is that run's",
+                expected="units that last succeeded in that run",
                 next_step="see kfm runs show, and kfm governance paused",
             )
         self._claimed = len(claimed)

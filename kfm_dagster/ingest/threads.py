@@ -40,8 +40,8 @@ class Threads:
     ) -> Iterator[None]:
         """Call `tick` every `seconds` until the block ends, on a thread that ends with it.
 
-        The first call is `at_once`, or after the first interval. `patience` bounds the wait for a call under way, in
-        seconds; None for no bound.
+        The first call is `at_once`, or after the first interval. If a call is under way when the block ends, the end
+        waits for it, for at most `patience` seconds (None: no limit).
         """
         over = threading.Event()
 

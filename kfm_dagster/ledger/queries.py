@@ -142,7 +142,7 @@ class LedgerQueries:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return the units of `wal_ids` whose current success is this run's, with their versions."""
+        """Return the units of `wal_ids` that last succeeded in this run, with their versions."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version

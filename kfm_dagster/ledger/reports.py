@@ -147,7 +147,7 @@ class ObjectVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """A success whose result differs from the previous success's."""
+    """A success with another result than the previous success of the unit."""
 
     wal_id: WalId
     dataset: str

@@ -83,7 +83,7 @@ def decide(
 
 
 def yields_to(unit: Envelope) -> WalId | None:
-    """Return the newer unit whose Item replaces this unit's; None also for a failed unit."""
+    """Return the newer unit whose Item replaces this unit's Item. None also for a failed unit."""
     return unit.stac.superseded_by if unit.stac and unit.failure is None else None
 
 

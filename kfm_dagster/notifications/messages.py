@@ -33,7 +33,7 @@ class QueueDepth:
 class QueueRules:
     """A queue's attributes: who may send, when SQS redelivers, redrives or deletes a message.
 
-    `max_receive_count` and `dead_letter_arn` are of the redrive policy; None without such a policy. `policy` is the
+    `max_receive_count` and `dead_letter_arn` belong to the redrive policy; None without such a policy. `policy` is the
     access policy, empty if there is none.
     """
 

@@ -63,8 +63,8 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
     """Return URL and allowed names of a message's claimed certificate, by its topic's region.
 
     The URL must be on AWS's host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
-    exactly: no other scheme, port, user, path or query. The names are AWS's (aws-sdk-java-v2, sns-message-manager): the
-    service's, the region's, and further names for opt-in regions, China and GovCloud.
+    exactly: no other scheme, port, user, path or query. The names are those that AWS uses (aws-sdk-java-v2,
+    sns-message-manager): of the service, of the region, and further names for opt-in regions, China and GovCloud.
     """
     topic = _TOPIC.fullmatch(_text(message, "TopicArn"))
     if topic is None:

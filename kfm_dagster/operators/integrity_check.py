@@ -139,7 +139,7 @@ def _content_type(observed: str, rules: IntegrityRules) -> list[Finding]:
     media_type = observed.partition(";")[0].strip().lower()
     if media_type in {accepted.lower() for accepted in rules.content_types}:
         return []
-    return [(IntegrityIssue.UNEXPECTED_CONTENT_TYPE, f"{media_type[:80]!r} is not one of the dataset's")]
+    return [(IntegrityIssue.UNEXPECTED_CONTENT_TYPE, f"{media_type[:80]!r} is not a media type of the dataset")]
 
 
 def _magic(first: bytes, rules: IntegrityRules) -> list[Finding]:

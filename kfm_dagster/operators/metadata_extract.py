@@ -40,7 +40,7 @@ OpenSidecar = Callable[[str], ByteSource | None]
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""Maximum time that a producer's clock may be ahead of the store's: a radar's clock is set by hand or GPS."""
+"""Maximum time that a producer's clock may be ahead of the store's clock: a radar's clock is set by hand or GPS."""
 
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]

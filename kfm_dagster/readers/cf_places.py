@@ -29,7 +29,7 @@ SOURCE = "place:source"
 _MOST_COORDINATES = 16
 """Maximum variables of coordinates that are read; ROMS has four pairs."""
 _SIDE_POINTS = 512
-"""Points on a side of a projected grid before it is simplified: 21 km apart on the largest, sea ice's."""
+"""Points on a side of a projected grid before it is simplified: 21 km apart on the largest grid, of sea ice."""
 _CLOSED = 359.0
 """Degrees of longitude from which positions go round the earth."""
 _EARTH = "EPSG:4326"
@@ -44,7 +44,7 @@ class Place:
     steps: Mapping[str, float | None] = field(default_factory=dict)
     plane: tuple[str, str] | None = None
     reference_system: str | None = None
-    """That of projected axes; None for longitudes and latitudes of WGS 84."""
+    """The reference system of projected axes; None for longitudes and latitudes of WGS 84."""
 
 
 def place(header: NetcdfHeader) -> Place:
@@ -123,9 +123,9 @@ def _mapping(header: NetcdfHeader, plane: tuple[str, str]) -> tuple[tuple[str, A
 def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.Proj, str, str | None]:
     """Return a projection by its code or grid mapping, the WKT2 of its reference system, and the system's own code.
 
-    A mapping's text (`crs_wkt`, GDAL's `spatial_ref`) goes before its parameters, which sea ice has wrong: its
-    `straight_vertical_longitude_from_pole` is 180 degrees off. Raises ReadError(MISSING_GEOLOCATION) for others than
-    projections in metres.
+    A mapping's text (`crs_wkt`, GDAL's `spatial_ref`) has priority over its parameters, because sea ice's are wrong:
+    `straight_vertical_longitude_from_pole` is 180 degrees off. Raises ReadError(MISSING_GEOLOCATION) if it is not a
+    projection in metres.
     """
     try:
         if isinstance(mapping, str):

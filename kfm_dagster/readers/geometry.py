@@ -112,10 +112,11 @@ def _polygons(shape: Any) -> list[Polygon]:
 
 
 SIDE_SEGMENTS = 23
-"""Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
+"""Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's
+edge."""
 
 _STRAY = 0.005
-"""Degrees by which a simplified outline may leave the grid's."""
+"""Degrees by which a simplified outline may stray from the grid's outline."""
 
 _ROUNDED = 1e-3
 """Tolerance, as a share of a step: after a thousand steps, the error of corners rounded to microdegrees."""

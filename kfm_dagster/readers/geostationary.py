@@ -1,7 +1,7 @@
 """The ABI fixed grid: scan angles to the ground, outlines of images, the reference system.
 
-Belongs here: geometry of a geostationary imager that sweeps in x. Does not belong here: how a file states it, and the
-projection's formulas, which are PROJ's.
+Belongs here: geometry of a geostationary imager that sweeps in x. Does not belong here: how a file states the geometry,
+and the projection's formulas, for which PROJ is used.
 
 Source: GOES-R Product Definition and Users' Guide (PUG), volume 3, section 5.1.2.8. Scan angles in radians, x to the
 east and y to the north of the sub-satellite point; lengths in metres; longitudes and latitudes in degrees, geodetic.

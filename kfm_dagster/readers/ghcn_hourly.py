@@ -161,13 +161,13 @@ class _Rows:
 
 
 def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
-    """Read a station's observations; `request.groups` must have `station`, and `year` for a year's.
+    """Read a station's observations; `request.groups` must have `station`, and `year` if the object has a year.
 
     `start` and `end` are the times of the first and last row, and `datetime` is that of the first; rows may be in any
-    order. When only the object's ends were read, they are those of the rows in them, and `ghcn:rows` is missing. The
-    geometry is a Point at the place of the last row; it is empty when no row has a place. Raises ReadError:
-    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and
-    PLATFORM_MISMATCH against the key.
+    order. When only the beginning and end of the object were read, the times are those of the rows read, and
+    `ghcn:rows` is missing. The geometry is a Point at the place of the last row; it is empty when no row has a place.
+    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INCOMPLETE_PRODUCT_METADATA for the bytes,
+    TIME_MISMATCH and PLATFORM_MISMATCH against the key.
     """
     station = request.groups["station"]
     rows = _Rows(station=station.encode("ascii"))

@@ -31,7 +31,7 @@ from kfm_dagster.readers.stored_values import COLUMNS, ROWS, horizontal
 TIME, LEVEL = "valid_time", "level"
 """Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
 PROBABILITY = " prob"
-"""End of the name of a variable of probabilities; the qualifier of their index lines begins with it."""
+"""End of the name of a variable of probabilities; in index lines, the qualifier begins with the same text."""
 AEROSOL = "aerosol="
 """Beginning of the qualifier of an aerosol's fields."""
 MAX_TIMES = 96

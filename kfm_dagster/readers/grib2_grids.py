@@ -270,7 +270,7 @@ def _rotated_about_centre(definition: _Definition, section: bytes) -> Grid:
 
 
 def _rotation(definition: _Definition, pole: tuple[float, float]) -> tuple[pyproj.CRS, pyproj.CRS]:
-    """Return the CRS of rotated degrees by the (latitude, longitude) of their southern pole, and that of the earth."""
+    """Return the CRS of degrees that are rotated to a southern `pole` (latitude, longitude), and the earth's CRS."""
     earth = pyproj.CRS.from_dict({"proj": "longlat", **definition.earth, "no_defs": True, "type": "crs"})
     names = "Latitude of the southern pole", "Longitude of the southern pole", "Axis rotation"
     method = "Pole rotation (GRIB convention)"

@@ -1,4 +1,4 @@
-"""Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over their content.
+"""Reader of gzipped GRIB2 objects, such as those of MRMS: `grib2.py` reads their content.
 
 An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end. integrity-check has requested FIRST_BYTES; a
 larger object takes one request more. gzip's own end, checksum and length prove that the object is whole, and each

@@ -145,7 +145,7 @@ class StoredValues:
             )
         if self.layout.compact is not None:
             return self.layout.compact[:size]
-        # Elements as bytes without a type, because a text has values, too.
+        # Elements are copied as bytes without a type, so that texts can be copied, too.
         element = np.dtype((np.void, self.datatype.size))
         values: npt.NDArray[Any] = np.full(
             self.shape, np.frombuffer(self.fill or bytes(self.datatype.size), element)[0], element
@@ -156,7 +156,7 @@ class StoredValues:
                 raise unreadable(f"a chunk of variable {self.name} does not have its {self._chunk_bytes} bytes")
             block = np.frombuffer(data[: self._chunk_bytes], element).reshape(self.chunk)
             places = zip(chunk.place, self.chunk, strict=True)
-            # With `...`, because a scalar would not be a view of the array otherwise.
+            # `...` makes `values[inside]` a view of the array even if the variable is a scalar.
             inside: tuple[Any, ...] = (..., *(slice(place * extent, (place + 1) * extent) for place, extent in places))
             target = values[inside]
             target[...] = block[tuple(map(slice, target.shape))]

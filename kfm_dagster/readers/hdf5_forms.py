@@ -1,8 +1,9 @@
 """Forms of HDF5's header messages: libhdf5's checks of each object that it opens.
 
 The checks go beyond the parts that the readers need, because users open the asset with libhdf5, and an object that
-libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 accepts. So no file
-that libhdf5 refuses passes, and numbers and texts are read as by libhdf5 (HDF5 file format specification 3.0, IV.A).
+libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 accepts. So a file
+that libhdf5 refuses never passes, and numbers and texts are read as by libhdf5 (HDF5 file format specification 3.0,
+IV.A).
 
 Belongs here: whether a message is sound, and the checksums lookup3 for structures (none in the format's first versions)
 and Fletcher's for chunks. Does not belong here: values (`hdf5_messages.py`), and where a structure has its checksum.

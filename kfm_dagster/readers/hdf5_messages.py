@@ -69,7 +69,8 @@ class FileBytes:
     leaf_rank = 4
     """Half of the maximum entries of a symbol table's node; read from the superblock if it states them."""
     tree_ranks = (16, 32)
-    """Half of the maximum children of a B-tree 1 node, of symbol tables and of chunks; read likewise."""
+    """Half of the maximum children of a B-tree 1 node, of symbol tables and of chunks; read from the superblock,
+    too."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -303,7 +304,7 @@ def element_count(body: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Location of values: `compact` bytes, or their address; if `chunk` has extents, that of their index."""
+    """Location of values: `compact` bytes, or the address of the values or of the chunks' index."""
 
     compact: bytes | None = None
     address: int = UNDEFINED
@@ -343,7 +344,7 @@ def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int)
 def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
     """Return the identifiers of a variable's filters, in the order of writing.
 
-    Raises ReadError for an invalid level of deflate, and for a shuffle by another size than the element's.
+    Raises ReadError for an invalid level of deflate, and for a shuffle by a size that is not the element's size.
     """
     pipeline = [filter_ for body in messages.get(FILTERS, ()) for filter_ in forms.filters(body)]
     for identifier, values in pipeline:

@@ -85,7 +85,7 @@ def _metadata(request: ReadRequest, header: NetcdfHeader) -> HeaderMetadata:
 
 
 def _forecast(header: NetcdfHeader, valid: Interval | None, groups: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the forecast extension 0.2.0: the run of the file, else that of the key.
+    """Return the fields of the forecast extension 0.2.0: the run that the file states, or else the key.
 
     Raises ReadError(TIME_MISMATCH) when both differ in a key with a lead; an analysis may begin hours before its run.
     """
@@ -162,7 +162,7 @@ def _bands(header: NetcdfHeader, plane: tuple[str, str] | None) -> dict[str, Any
 
 
 def _dimension(header: NetcdfHeader, name: str, placed: Place, covered: Interval) -> dict[str, Any]:
-    """Return a Dimension Object; its extent is that of the values, the cells' centres."""
+    """Return a Dimension Object; its extent is from the centre of the first cell to that of the last."""
     axis = header.axes.get(name)
     kind = axis_kind(axis) if axis else None
     values = ends(header, name) if axis else None

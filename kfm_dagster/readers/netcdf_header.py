@@ -140,7 +140,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
     datasets = {variable.name: variable.dataset for variable in named}
 
     def values(name: str) -> Values | None:
-        """Read the values. An object whose blocks are spent has too many, too."""
+        """Read the values; None also if the object has no block left to request."""
         try:
             storage = datasets[name].storage
             data = storage.values(MAX_COORDINATE_BYTES)
@@ -185,7 +185,7 @@ def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
 
 
 def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Return the names of a variable's dimensions; None if a name is missing, as never in NetCDF-4."""
+    """Return the names of a variable's dimensions; None if a name is missing (never in NetCDF-4)."""
     if not dataset.shape:
         return ()
     if dataset.address in scales and len(dataset.shape) == 1:

@@ -3,7 +3,7 @@
 A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
 metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so chunk n proves that n
 chunks were written. Each radial states position and coverage pattern. So no other chunk has to be read. Concatenated in
-order they are the archive's volume.
+order, the chunks are the archive's volume.
 
 Belongs here: the state of a volume, derived from one chunk. Does not belong here: records (`nexrad_messages.py`), the
 radar (`nexrad_radar.py`), and chunks that arrive out of order (`catalog/`).
@@ -96,7 +96,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     unfinished = f"the last chunk does not end its volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
-        # The first radials may be earlier than the second in the volume's name.
+        # The time in the volume's name has whole seconds, and the first radials may be earlier.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
         geometry=coverage(kind, place, chunk.first),

@@ -148,8 +148,8 @@ FIRST_BYTES = READ_BYTES
 TIME_TOLERANCE = timedelta(seconds=60)
 """Maximum difference between the times of the key, the volume header and the first radial.
 
-In real volumes the key's time equals the header's or the radial's, and these two are up to 11.5 s apart. The next
-volume of a site follows after 3 minutes at the earliest, so a tolerance of a minute cannot confuse two volumes.
+In real volumes, the key has the time of the header or that of the first radial; these two are up to 11.5 s apart. The
+next volume of a site follows after 3 minutes at the earliest, so a tolerance of a minute cannot confuse two volumes.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
 """Maximum time from first to last radial; patterns take 4 to 10 min (Federal Meteorological Handbook 11, part C)."""

@@ -120,7 +120,7 @@ def _check_identifier(bulletin: Bulletin, groups: Mapping[str, str]) -> None:
 
 
 def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
-    """Read a free text message; its own end, or its transmission's, proves it whole."""
+    """Read a free text message; it is whole if its end or the transmission's end is present."""
     if not bulletin.message.strip() or not bulletin.message.isascii():
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{bulletin.wmo} is not a plain text")
     start = bulletin.time_near(nominal)

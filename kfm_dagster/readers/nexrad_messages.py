@@ -81,8 +81,8 @@ class Radial:
     """A radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
 
     gate_spacing_m: metres between the reflectivity's range gates; None without reflectivity, or if a gate's length is
-    invalid. reach_m: metres to the end of the last gate; None likewise, and for type 1, whose cells always reach
-    equally far.
+    invalid. reach_m: metres to the end of the last gate; None in the same cases, and for type 1, whose cells always
+    reach equally far.
     """
 
     message_type: int

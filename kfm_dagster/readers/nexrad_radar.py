@@ -96,7 +96,7 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
     """Return the radar's own position, or the site's when the object states none (or zeros).
 
     Raises ReadError: MISSING_GEOLOCATION without either, INVALID_GEOMETRY for a position that is impossible, or farther
-    than POSITION_TOLERANCE_M from the site's.
+    than POSITION_TOLERANCE_M from the site.
     """
     if stated is None or (stated.latitude == 0 and stated.longitude == 0):
         if site is None:
@@ -136,7 +136,7 @@ def kind_of(icao: str, version: str = "") -> RadarKind:
 
 
 def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str) -> None:
-    """Compare each part's radar with the key's. Raises ReadError(PLATFORM_MISMATCH).
+    """Compare each part's radar with the radar in the key. Raises ReadError(PLATFORM_MISMATCH).
 
     The name is blank in headers before 2003, and absent in radials of type 1.
     """
@@ -146,7 +146,7 @@ def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str)
 
 
 def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
-    """Compare the header's format version with the key's, if any. Raises ReadError."""
+    """Compare the header's format version with the version in the key, if any. Raises ReadError."""
     version = groups.get("version", header.version)
     if header.version != version:
         raise ReadError(
@@ -173,7 +173,7 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
 
 
 def coverage(kind: RadarKind, place: Position, lowest: Radial | None) -> Mapping[str, Any]:
-    """Return the GeoJSON disc of the lowest cut's reach, else of the radar kind's."""
+    """Return the GeoJSON disc of the lowest cut's reach, or else of the reach of the radar's kind."""
     reach_m = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
     return disc(place.latitude, place.longitude, min(reach_m or kind.range_m, RANGE_M))
 

@@ -73,7 +73,7 @@ _DECIMALS = 9
 
 
 def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -> dict[str, dict[str, Any]]:
-    """Return columns and rows, from the first cell's centre to the last's, in `wkt2`.
+    """Return columns and rows, from the centre of the first cell to that of the last, in `wkt2`.
 
     `transform` and `shape` are those of the projection extension: (width of a cell, 0, west, 0, minus its height,
     north), and rows before columns.

@@ -101,7 +101,7 @@ def station_places(
 def span(
     first: bytes, last: bytes, *, year: str | None, moment: Callable[[bytes], datetime] | None = None
 ) -> tuple[datetime, datetime]:
-    """Return the times of an object's first and last row; `year` is the key's, None if it names none.
+    """Return the times of an object's first and last row; `year` is the year in the key, or None.
 
     `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or if one is not of the year.
     """

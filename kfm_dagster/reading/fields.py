@@ -230,7 +230,7 @@ def _grid(item: Item, name: str | None) -> Any:
         if part and not numbers:
             # The byte range selects the field. GDAL names some fields otherwise, e.g. accumulations with their hours.
             numbers = list(elements)
-        # U and V of a wind share a message. Without an index, names are GDAL's, without levels.
+        # U and V of a wind share a message. Without an index, the names are GDAL's names, which have no levels.
         only(item, name, [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
@@ -258,7 +258,7 @@ def _grid(item: Item, name: str | None) -> Any:
 
 
 def _volume(item: Item) -> bytes:
-    """Return a radar volume. If it is in chunks, join the chunks up to the Item's; their keys differ at the end."""
+    """Return a radar volume. Chunks up to the Item's chunk are joined; their keys differ at the end."""
     chunks = item["properties"].get("nexrad:chunks")
     href = item["assets"][DATA_ASSET]["href"]
     newest = _content(item)

@@ -134,7 +134,7 @@ class CatalogFiles:
         bbox: Bbox | None = None,
         conditions: Sequence[PropertyCondition] = (),
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield matching Items with the addresses of their files; without a name of all datasets.
+        """Yield matching Items with the addresses of their files; without names, of all datasets.
 
         Raises as `search` does.
         """
@@ -149,7 +149,7 @@ class CatalogFiles:
                     yield f"{self.url}/{folder}/{item['id']}.json", item
 
     def collections(self, names: Sequence[str] | None = None) -> list[str]:
-        """Return the Collections of datasets or Collections that exist, all without a name.
+        """Return the existing Collections of these datasets or Collections; without names, all.
 
         Raises UnknownNameError for an unknown name, ConfigurationError without a catalog.
         """

@@ -72,7 +72,7 @@ def listed(item: Item, names: Sequence[str]) -> str:
 
 
 def spelled(item: Item, name: str) -> str:
-    """Return a layer's name as `TMP:2 m above ground`; with its forecast time if several have the rest."""
+    """Return a layer's name as `TMP:2 m above ground`, with its forecast time if several layers match."""
     if name not in layers_of(item):
         return name
     short = _STEP.sub("", name)

@@ -48,7 +48,7 @@ class StageNode(ABC):
 
     @abstractmethod
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Return the gates' verdicts on the output of kind `of`: this node's, or its upstream's."""
+        """Return the gates' verdicts on an output; `of` is the kind of its node, this or the upstream one."""
 
     def inputs(self) -> Sequence[ManifestEntry]:
         """Return the node's inputs besides the batch."""

@@ -115,7 +115,7 @@ def deployment_id(database: Database) -> str:
 
 
 def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:
-    """Mark unmarked roots as a deployment's; with `adopt` also unmarked roots with files.
+    """Mark unmarked roots as roots of a deployment; with `adopt` also unmarked roots with files.
 
     Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked root with
     files; StoreAccessError and DependencyUnavailableError if a store refuses or does not answer.
@@ -138,7 +138,7 @@ def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = Fal
         if not adopt and not root.is_empty() and root.holder() != deployment:
             raise ForeignRootError(
                 f"{root.name} {root.location} has files and no {MARKER}: their deployment is unknown",
-                expected="an empty location, or this deployment's",
+                expected="an empty location, or a root of this deployment",
                 next_step=f"correct {root.setting}, or run kfm init --adopt if this ledger wrote them",
             )
     return free

@@ -71,7 +71,7 @@ class Total(StrEnum):
         return member
 
     VALIDATION_ERRORS = (
-        "nodd_sns_validation_errors", "Attempts that their run ended as failed, by error code.",
+        "nodd_sns_validation_errors", "Attempts that ended as failed in their run, by error code.",
         ("dataset", "env", "error_type"), ERROR_CODES,
     )  # fmt: skip
     MESSAGES_PARSED = (
@@ -111,7 +111,7 @@ class Total(StrEnum):
         ("dataset", "path"), PATHS.values(),
     )  # fmt: skip
     CONFLICTS = (
-        "nodd_sns_wal_conflicts", "Attempts that could not be settled: the record had become another attempt's.",
+        "nodd_sns_wal_conflicts", "Attempts that could not be settled, because another attempt held the record.",
         ("dataset",),
     )  # fmt: skip
     BYTES_INGESTED = (

@@ -275,7 +275,7 @@ def _nanoseconds(at: datetime) -> int:
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
     """Return whether OTLP of a signal ("traces", "metrics") is configured and installed.
 
-    The variables are OpenTelemetry's: an endpoint of all signals or of this signal, `OTEL_SDK_DISABLED`, and
+    OpenTelemetry's variables apply: an endpoint of all signals or of this signal, `OTEL_SDK_DISABLED`, and
     `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
     """
     prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"

@@ -57,7 +57,7 @@ def make_cfs(*, run: datetime, lead: int, member: str = "01") -> tuple[str, byte
 def cfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_cfs`. Raises ValueError when a day has fewer keys.
+    `make_cfs` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} CFS keys, {count} were requested")

@@ -81,7 +81,7 @@ def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "
 def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_gefs`. Raises ValueError when a day has fewer keys.
+    `make_gefs` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} GEFS keys, {count} were requested")

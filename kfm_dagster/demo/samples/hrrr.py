@@ -137,7 +137,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_hrrr`. Raises ValueError when a day has fewer keys.
+    `make_hrrr` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} HRRR keys, {count} were requested")

@@ -72,7 +72,7 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         yield warning(
             "dead letters are deleted as early as other messages, because their age counts from the first sending",
             observed=f"MessageRetentionPeriod {retention}",
-            expected="longer than the queue's, 14 days at best",
+            expected="longer than the retention of the queue, 14 days at best",
             next_step=f"raise it ({_CREATE})",
         )
     if waiting := queue.depth().visible:

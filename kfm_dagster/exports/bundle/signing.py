@@ -153,7 +153,7 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open `key`, else the settings' key, else KFM_HOME's, which is generated if missing.
+    """Open `key`, else the settings' key, else the key in KFM_HOME, which is generated if missing.
 
     Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """

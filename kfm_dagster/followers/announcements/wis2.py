@@ -1,6 +1,6 @@
 """WIS2 Notification Messages, by which WMO's centres announce data (Manual on WIS, WMO-No. 1060, volume II).
 
-Pure. Belongs here: the message of an Item. Does not belong here: MQTT topics, which are the broker's.
+Pure. Belongs here: the message of an Item. Does not belong here: MQTT topics, which the broker defines.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ class StoreStep:
 class Frame:
     """Metadata that all steps of a store share.
 
-    `shape[0]` of stepped arrays is 0. `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and
-    grid mappings. Steps may lack an array of GRIB2 messages, because its metadata follows from name and grid.
+    `shape[0]` of stepped arrays is 0. `metadata` has Zarr's metadata documents by their keys in the store; `fixed` has
+    the values of axes and grid mappings. Steps may lack an array of GRIB2 messages, because its metadata follows from
+    name and grid.
     """
 
     along: str
