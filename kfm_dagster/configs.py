@@ -50,7 +50,7 @@ def _compilable(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"a regular expression ({error})") from None
     return pattern
 
 

@@ -96,7 +96,7 @@ class TimeField(Strict):
     def _each_directive_once(cls, value: str) -> str:
         directives = re.findall(r"%(\w)", value)
         if len(set(directives)) != len(directives):
-            raise ValueError("a directive occurs twice")
+            raise ValueError("each directive once")
         return value
 
 

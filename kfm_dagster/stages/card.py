@@ -178,7 +178,7 @@ class RetryPolicy(Strict):
     @classmethod
     def _not_blindly(cls, value: list[ErrorClass]) -> list[ErrorClass]:
         if ErrorClass.E_DIM in value:
-            raise ValueError("E_DIM is never retried blindly: correct the units and trigger the stage again")
+            raise ValueError("no E_DIM, which is never retried blindly: correct the units and trigger the stage again")
         return value
 
     @property
@@ -248,10 +248,10 @@ class StateMachine(Strict):
     def _each_once(cls, value: list[Transition]) -> list[Transition]:
         ways = [(transition.origin, transition.to) for transition in value]
         if twice := [f"{origin} > {to}" for origin, to in ways if ways.count((origin, to)) > 1]:
-            raise ValueError(f"{twice[0]} is declared twice")
+            raise ValueError(f"each transition once, but {twice[0]} is declared twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
         if needed:
-            raise ValueError(f"{needed[0][0]} > {needed[0][1]} is missing, so no stage could ever end")
+            raise ValueError(f"every way to an end, but {needed[0][0]} > {needed[0][1]} is missing")
         return value
 
     @model_validator(mode="after")
@@ -315,7 +315,7 @@ class ReplayPlan(Strict):
     @classmethod
     def _beside_the_ledgers_own(cls, value: dict[str, str]) -> dict[str, str]:
         if taken := sorted(set(value) & set(ReplayReason)):
-            raise ValueError(f"codes that the ledger does not define; it defines {', '.join(taken)}")
+            raise ValueError(f"codes that the ledger defines already: {', '.join(taken)}")
         return value
 
 

@@ -231,7 +231,7 @@ WRONG = [
     (one("filter: 'platform ='"), "line 5: subscriptions.0.filter", "CQL2"),
     (one("form: wis2"), "line 3: subscriptions.0", "without a centre"),
     (one("form: wis2\n    centre: us-x"), "line 5: subscriptions.0.form", "catalog: https://"),
-    (one("centre: us-x"), "line 3: subscriptions.0", "no other form"),
+    (one("centre: us-x"), "line 3: subscriptions.0", "with another form"),
     (one(target=f"{SQS}, sns: arn:aws:sns:us-east-1:123456789012:t"), "subscriptions.0.target", "one of sns, sqs"),
     (one(target="sns: my-topic"), "line 4: subscriptions.0.target.sns", "the ARN of a topic"),
     (one(target="eventbridge: 'a bus'"), "line 4: subscriptions.0.target.eventbridge", "event bus"),
