@@ -56,13 +56,13 @@ REACHED = {
     *SkipCause,
 }
 """The events that the steps must reach to prove anything."""
-FIRST = 244
+FIRST = 288
 """A first seed that soon reaches the rarest event, a success under other inputs."""
 
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")
 @pytest.mark.parametrize(
-    ("seeds", "steps", "meeting"), [(6, 2_000, set()), (24, 16_000, REACHED)], ids=["of every commit", "whole"]
+    ("seeds", "steps", "meeting"), [(6, 2_000, set()), (20, 16_000, REACHED)], ids=["of every commit", "whole"]
 )
 def test_no_history_of_crashes_stalls_and_disorder_violates_an_invariant(
     seeds: int, steps: int, meeting: set[str], figure: Callable[[str], None]
