@@ -335,9 +335,12 @@ def test_an_invalid_file_of_areas_is_refused_in_one_line_before_anything_is_crea
         ({"features": [feature([ring((0, 0, 1, 1))], name=" ")]}, "features.0.properties.name is wrong"),
         ({"features": [feature([ring((0, 0, 1, 1))], method="blur")]}, "features.0.properties.method is wrong"),
         ({"features": [feature([ring((0, 0, 1, 1))], level=3)]}, "unknown key 'level'"),
-        ({"features": [feature([ring((0, 0, 1, 1))], minimum_m=1.0)]}, "method h3 has resolution"),
-        ({"features": [feature([ring((0, 0, 1, 1))], method="donut")]}, "method donut has maximum_m and minimum_m"),
-        ({"features": [feature([ring((0, 0, 1, 1))])] * 2}, "repeated: the hill"),
+        (
+            {"features": [feature([ring((0, 0, 1, 1))], minimum_m=1.0)]},
+            "minimum_m instead of resolution",
+        ),
+        ({"features": [feature([ring((0, 0, 1, 1))], method="donut")]}, "method donut with resolution instead of"),
+        ({"features": [feature([ring((0, 0, 1, 1))])] * 2}, "the same name: the hill"),
     ):
         path.write_text(content if isinstance(content, str) else json.dumps({"type": "FeatureCollection", **content}))
         settings = Settings(home=tmp_path / "home", sensitive_areas=path)
