@@ -10,21 +10,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-import orjson
-
 from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.drawing.svg import data_url
 
-DATA_ASSET, THUMBNAIL_ASSET = "data", "thumbnail"
+DATA_ASSET = "data"
 VIRTUAL_ASSET, STORE_ASSET = "virtual-zarr", "references"
 """Asset of a Collection that lists virtual stores, and of an Item that is a virtual store."""
-THUMBNAIL = {"title": "Footprint", "type": "image/svg+xml", "roles": ["thumbnail"]}
 EXTENSIONS = (
     "https://stac-extensions.github.io/alternate-assets/v1.2.0/schema.json",
     "https://stac-extensions.github.io/storage/v2.0.0/schema.json",
@@ -96,20 +91,7 @@ def assets(
                     "roles": [sidecar.role],
                     **addresses(uri, contract, groups),
                 }
-    if contract.stac.thumbnail and metadata.geometry is not None:
-        # As text, because a dictionary cannot be a cache key.
-        item_assets[THUMBNAIL_ASSET] = {**THUMBNAIL, "href": _picture(orjson.dumps(metadata.geometry))}
     return item_assets
-
-
-@lru_cache(maxsize=1024)
-def _picture(geometry: bytes) -> str:
-    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397); cached, because Items share footprints."""
-    # Imported here, because it loads numpy and shapely, which most commands and datasets do not need.
-    from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
-
-    picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)
-    return data_url(picture[0]) if picture else ""
 
 
 def _file(envelope: Envelope) -> dict[str, Any]:

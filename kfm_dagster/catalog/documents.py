@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.catalog import layout
-from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET, VIRTUAL_ASSET
+from kfm_dagster.catalog.assets import DATA_ASSET, VIRTUAL_ASSET
 from kfm_dagster.catalog.index import NO_PLACES, CollectionIndex, Extent, Page, Places
 from kfm_dagster.catalog.item import STAC_VERSION, canonical, item_notice, used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, JSON, link
@@ -251,8 +251,6 @@ def _item_assets(contract: DatasetContract) -> dict[str, Any]:
         assets[DATA_ASSET]["xarray:open_kwargs"] = data.open_kwargs
     for sidecar in contract.storage.sidecars:
         assets.setdefault(sidecar.role, {"type": sidecar.media_type, "roles": [sidecar.role]})
-    if contract.stac.thumbnail:
-        assets[THUMBNAIL_ASSET] = THUMBNAIL
     return assets
 
 

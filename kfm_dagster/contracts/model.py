@@ -177,10 +177,6 @@ class StacRules(Strict):
     keywords: list[str] = Field([])
     providers: list[Provider] = Field([])
     data_asset: AssetDefinition
-    thumbnail: bool = Field(
-        default=False,
-        description="Whether Items have the asset `thumbnail`, a picture of their footprint within the Item.",
-    )
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
 

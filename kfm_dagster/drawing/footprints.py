@@ -13,7 +13,7 @@ from typing import Any
 
 import shapely
 
-from kfm_dagster.drawing.map_ground import SEA, MapWindow, Ring, Size, ground, window_of
+from kfm_dagster.drawing.map_ground import MapWindow, Ring, Size, ground, window_of
 from kfm_dagster.drawing.svg import line
 
 MAX_OUTLINES = 200
@@ -28,20 +28,17 @@ DOT = 3.5
 """Radius of a point, in pixels."""
 INK = "#1f5fc4"
 
-THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
-"""An Item's thumbnail; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
-
 
 def draw(
-    geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True, links: Sequence[str] = ()
+    geometries: Sequence[Mapping[str, Any]], size: Size, *, links: Sequence[str] = ()
 ) -> tuple[str, int, int] | None:
     """Return a map of outer rings and points, and the numbers of distinct and drawn outlines.
 
     Returns None without geometries.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them 1 or 2 kB. `links` are the
-    opening tags of the geometries' links; among equal outlines, the last link is used.
+    too many are sampled evenly. Land and borders take up to 17 kB. `links` are the opening tags of the geometries'
+    links; among equal outlines, the last link is used.
     """
     tags = dict(zip_longest((tuple(_rings(geometry)) for geometry in geometries), links))
     every = sorted(tags)
@@ -51,11 +48,10 @@ def draw(
     drawn = [every[number * len(every) // shown] for number in range(shown)]
     footprints = _joined(drawn)
     window = window_of(chain.from_iterable(footprints), size)
-    below = ground(window) if with_land else f'<rect width="{size.width}" height="{window.height}" fill="{SEA}"/>'
     lines, labels = _graticule(window, size.lines)
     outlines = "".join(_outline(rings, tags[name], window) for name, rings in zip(drawn, footprints, strict=True))
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.width}" height="{window.height}">{below}{lines}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.width}" height="{window.height}">{ground(window)}{lines}'
         f'<g fill="{INK}" fill-opacity="0.12" stroke="{INK}" stroke-linejoin="round" stroke-linecap="round">'
         f"{outlines}</g>{labels}</svg>"
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import jsonschema_rs
 import numpy as np
 import orjson
 import pyproj
-import pystac
 import pytest
 import rasterio
 from hypothesis import given
@@ -153,36 +150,6 @@ def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any
     content = canonical({name: value[name] for name in names})
     assert content == canonical(value)
     assert canonical(json.loads(content)) == content
-
-
-def with_thumbnail(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
-    """Return an Item under a contract with thumbnails."""
-    contract = contracts[envelope.dataset]
-    return built(contract.model_copy(update={"stac": contract.stac.model_copy(update={"thumbnail": True})}), envelope)
-
-
-@pytest.mark.clause("OPR-21")
-def test_a_thumbnail_is_added_and_removed_with_its_item(contracts: ContractRegistry) -> None:
-    item = with_thumbnail(contracts, goes())
-    picture = item["assets"].pop("thumbnail")
-    assert "thumbnail" not in item_of(contracts, goes())["assets"]
-    kind, _, encoded = picture["href"].partition(";base64,")
-    shown = {"title": "Footprint", "type": "image/svg+xml", "roles": ["thumbnail"], "href": picture["href"]}
-    assert picture == shown
-    drawn = ET.fromstring(base64.b64decode(encoded, validate=True))
-    assert (kind, drawn.attrib["width"]) == ("data:image/svg+xml", "240")
-    assert 120 <= float(drawn.attrib["height"]) <= 240
-    assert len(drawn.findall("{*}g[@fill]/{*}path")) == 1
-    # Equal footprints have equal pictures, other footprints other ones, and no footprint none.
-    assert with_thumbnail(contracts, goes(1))["assets"]["thumbnail"] == picture
-    assert set(with_thumbnail(contracts, with_metadata(goes(), geometry=None, bbox=None))["assets"]) == {"data"}
-    elsewhere = with_thumbnail(contracts, goes(bbox=(175.6, 14.6, -89.6, 53.5)))["assets"]["thumbnail"]
-    assert elsewhere["href"] != picture["href"]
-    assert len(elsewhere["href"]) < 3000
-    for item_with_picture in (picture, elsewhere):
-        item["assets"]["thumbnail"] = item_with_picture
-        assert validate_item(item) == []
-        assert pystac.Item.from_dict(item).assets["thumbnail"].href == item_with_picture["href"]
 
 
 @pytest.fixture
