@@ -221,7 +221,7 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
     yield ReportTable("Gates", ("gate", "looked at", "pass rate", "outcomes"), gates)
     yield ReportTable("Stops", ("stop", "times"), list(report["stops_triggered"].items()))
     yield ReportTable("Errors", ("class", "stages"), list(report["errors"].items()))
-    yield ReportTable("[Restricted]", ("because of", "stages"), list(report["restricted"].items()))
+    yield ReportTable("Restricted outputs", ("because of", "stages"), list(report["restricted"].items()))
     yield ReportTable("Retries and replays", ("what", "count"), list(counts.items()))
     yield ReportTable("KPIs", ("KPI", "value", "is", "by"), kpis)
     yield ReportTable(BY_DAY, ("day", *report["kpi_definitions"]), by_day)
