@@ -4,7 +4,8 @@ By default the mutants of the list; each must be killed. `--generated`: generate
 in turn. `--changed [COMMIT]`: generated mutants of the lines that are new since a commit, by default since the base of
 the change (`change.py`). 90 % of the generated mutants must be killed; a mutant that survives its nearest tests is
 examined by further tests. `--seconds N` limits the time. Prints a line for each mutant, and the survivors at the end.
-Ends with 1 if too many survived, or if a change has mutants and none was examined.
+Ends with 1 if more than 10 % of a draw survived, if the survivors of a change contradict the 90 %, or if a change has
+mutants and none was examined.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from math import comb
 from threading import Lock
 
 from kfm_dagster_tests.change import AGE, VARIABLE, base_commit
@@ -34,8 +36,10 @@ from kfm_dagster_tests.mutants.examining import (
 )
 from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
 
-EQUIVALENT, FEW = 0.1, 2
-"""Share of the mutants that may survive, because some change no behaviour; and the minimum number that may."""
+EQUIVALENT = 0.1
+"""Share of the mutants that may survive, because some change no behaviour."""
+UNLIKELY = 0.01
+"""Chance below which a change's survivors contradict EQUIVALENT: the few that CI examines give no exact share."""
 COPIES = min(os.cpu_count() or 1, 4)
 """Mutants examined at the same time."""
 CONFIRMING = 0.15
@@ -90,15 +94,23 @@ def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examine
         return copy.confirmed(examined)
 
 
-def conclude(examined: list[Examined]) -> int:
+def contradicts(survivors: int, examined: int) -> bool:
+    """Return whether so many survivors contradict a share of EQUIVALENT (one-sided binomial test)."""
+    chance = sum(
+        comb(examined, number) * EQUIVALENT**number * (1 - EQUIVALENT) ** (examined - number)
+        for number in range(survivors, examined + 1)
+    )
+    return chance < UNLIKELY
+
+
+def conclude(examined: list[Examined], *, too_many: Callable[[int, int], bool]) -> int:
     """Print the survivors and the counts; return 1 if a required mutant survived, or too many others."""
     left = [item for item in examined if item.fate is not StepResult.KILLED]
     for item in left:
         say(f"{item.fate}: {item.mutant.file}: {item.mutant.rule}\n    {item.why}")
     counts = Counter(item.fate for item in examined)
     say(f"{len(examined)} mutants: " + ", ".join(f"{counts[fate]} {fate}" for fate in StepResult))
-    too_many = len(left) > max(FEW, EQUIVALENT * len(examined))
-    return 1 if too_many or any(item.mutant.required for item in left) else 0
+    return 1 if too_many(len(left), len(examined)) or any(item.mutant.required for item in left) else 0
 
 
 def listed(only: list[str] | None, *, sample: int | None, seed: int) -> list[Mutant]:
@@ -153,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end = float("inf") if options.seconds is None else time.monotonic() + options.seconds
         examined = run(chosen, end=end, cpu_seconds=FIRST_LOOK) if count else []
         say(f"examined {len(examined)} of {count} candidates")
-        return 1 if count and not examined else conclude(examined)
+        return 1 if count and not examined else conclude(examined, too_many=contradicts)
     end = float("inf") if options.seconds is None else time.monotonic() + options.seconds
     if options.generated:
         examined = run(generated(options.only, sample=options.sample, seed=options.seed), end=end)
@@ -163,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         examined = run(chosen, end=end, copies=min(COPIES, len(chosen) // 8 + 1))
     if not examined and options.only:
         parser.error("no mutant of that name")
-    return conclude(examined)
+    return conclude(examined, too_many=lambda survivors, total: survivors > EQUIVALENT * total)
 
 
 if __name__ == "__main__":

@@ -196,3 +196,24 @@ def test_a_change_needs_a_base_and_without_candidates_nothing_is_examined(capsys
     assert "KFM_CHANGED_BASE" in capsys.readouterr().err
     assert main(["--changed", "HEAD", "--only", "no-such-file"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "examined 0 of 0 candidates"
+
+
+@pytest.mark.parametrize(
+    ("survivors", "examined", "expected"),
+    [
+        (0, 0, False),
+        (1, 1, False),
+        (2, 4, False),
+        (3, 4, True),
+        (4, 8, True),
+        (3, 8, False),
+        (12, 60, False),
+        (13, 60, True),
+    ],
+)
+def test_survivors_of_a_change_contradict_a_kill_rate_of_90_percent_at_one_in_a_hundred(
+    survivors: int, examined: int, expected: bool
+) -> None:
+    from kfm_dagster_tests.mutants.__main__ import contradicts
+
+    assert contradicts(survivors, examined) is expected
