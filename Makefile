@@ -1,5 +1,5 @@
 # Every target sets up what it needs; `make demo` and `make test` work as the first command typed.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3.11)
 # Of the newest clients: 3.12 or newer.
 CLIENTS_PYTHON ?= python3.13
 VENV := .venv
