@@ -234,7 +234,7 @@ def _ratio(one: float, other: float | None) -> float | None:
     help="Also measure loops without guarantees, one for each core: of threads, and over a store an event loop.",
 )
 @click.option(
-    "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by uv."
+    "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by pip."
 )
 @click.option(
     "--records",

@@ -11,7 +11,6 @@ here: workflow and installation. Does not belong here: reading and writing, whic
 from __future__ import annotations
 
 import os
-import shutil
 import site
 import subprocess
 import sys
@@ -44,25 +43,22 @@ def ensure_environment(folder: Path) -> Path:
     """Install DBOS into an environment below `folder` unless it is there; return its interpreter.
 
     What else the steps import comes from this interpreter's environment, after DBOS's own dependencies (another
-    SQLAlchemy among them). Needs uv, and the network the first time. Raises DependencyUnavailableError.
+    SQLAlchemy among them). Needs the network the first time. Raises DependencyUnavailableError.
     """
     python = folder / "bin" / "python"
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     if (packages / "dbos").is_dir():
         return python
-    uv = shutil.which("uv")
-    if uv is None:
-        raise DependencyUnavailableError("uv is not on the PATH", next_step="pip install uv")
-    for arguments in (
-        ("venv", "--python", sys.executable, str(folder)),
-        ("pip", "install", "-p", str(python), PACKAGE),
+    for command in (
+        (sys.executable, "-m", "venv", str(folder)),
+        (str(python), "-m", "pip", "install", "--disable-pip-version-check", PACKAGE),
     ):
         done = subprocess.run(  # noqa: S603, our own arguments
-            [uv, *arguments], capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
         )
         if done.returncode:
             raise DependencyUnavailableError(
-                f"uv cannot install {PACKAGE}",
+                f"{PACKAGE} cannot be installed",
                 observed=(done.stderr.strip().splitlines() or ["no output"])[-1],
                 next_step="check the network and try again",
             )
