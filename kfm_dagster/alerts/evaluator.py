@@ -117,7 +117,7 @@ def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
         # With apprise's shorter default, a slow service would get a message twice. A timeout in the URL is kept.
         if timeout not in vars(service):
             setattr(service, timeout, seconds)
-    shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
+    shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise has no type here
     _SECRETS.set(_secrets(url, shown=shown))
     outcome = apprise.Apprise(service, asset=asset).notify(
         body=message.body, title=message.title, notify_type=_KINDS[message.level], timeout=seconds

@@ -37,7 +37,10 @@ LEASE = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """A follower's position in a collection; `behind` counts changes, the last two are None without failures."""
+    """A follower's position in a collection.
+
+    `behind` counts changes; the last two fields are None without failures.
+    """
 
     follower: str
     collection_id: str

@@ -83,8 +83,8 @@ class Catalog:
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
         """Read back the Items of results. Raises DependencyUnavailableError if any differs, or cannot be read.
 
-        An Item that another writer has replaced since must match the current index. Raises the database's error when
-        the database is unavailable.
+        If another writer has replaced an Item meanwhile, its file must match the current index. Raises the database's
+        error when the database is unavailable.
         """
         reported = {
             str(result.item_id): result
@@ -127,7 +127,7 @@ class Catalog:
         return undo_run(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions, keyed by Item id, byte for byte; in other respects as `undo`.
+        """Undo single promotions (publications of an Item's version), by Item id; otherwise as `undo`.
 
         An Item is skipped if its current version is from another promotion.
         """
@@ -135,7 +135,7 @@ class Catalog:
         return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
 
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
-        """Return the Items of these units that are quarantined and have no current lineage."""
+        """Return Items without current lineage whose unit, one of these, is quarantined."""
         with self._database.snapshot() as view:
             return view.rows(Orphan, "catalog.orphans", wal_ids=sorted(wal_ids))
 
@@ -265,7 +265,7 @@ def _promote(
     """Swap the index and promote the winners.
 
     Returns the promoted writes by page, and errors by path. Writes that could not be promoted are removed from the
-    index. A write in neither result lost to another writer.
+    index. A write that is in neither result has lost to another writer.
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)

@@ -91,8 +91,8 @@ def ingest_sensors(
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Housekeeping: releases the units of dead runs and expired leases, starts due retries, delivers "
-        "lineage to the configured backend, and records the objects that failed runs have listed. Requests the job "
-        "that collects evidence of quarantined units. Requests runs, live work first, for pending units that no "
+        "lineage to the configured backend, and records objects that a run had listed before it failed. Requests the "
+        "job that collects evidence of quarantined units. Requests runs, live work first, for pending units that no "
         "active run will claim.",
     )
     @one_line

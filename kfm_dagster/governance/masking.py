@@ -74,10 +74,10 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
     """Return the location to show for a site: its H3 cell's centre, or a displaced point under a pseudonym.
 
     A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance are HMAC-SHA256 of the
-    site's id under a salt, uniform over the ring's area. Instead of the site, the centre of its anchor cell is
-    displaced. Otherwise, a survey that moves the site by ten metres would move the shown point by ten metres, and a
-    known displacement would reveal the site to the metre. The ring is narrowed by the cell's radius, so the distance
-    from the site itself keeps its bounds.
+    site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is displaced
+    instead of the site. Otherwise a corrected coordinate would move the shown point equally, and whoever learns the
+    displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance from the
+    site itself keeps its bounds.
 
     The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
     and publishing a site under two salts narrows down its location. Raises ConfigurationError for a short salt.
@@ -114,7 +114,7 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
 
 
 def anchor_resolution(masking: Masking) -> int:
-    """Return the coarsest H3 resolution with cells that leave at least half of a ring's width."""
+    """Return the coarsest H3 resolution that leaves half of the ring: its width less a cell's diameter."""
     low, high = _ring(masking)
     return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= (high - low) / 2)
 
@@ -188,7 +188,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
     resolution = anchor_resolution(masking)
-    # Seeded by the cell: its footprints share a displacement, because the mean of several would reveal the location.
+    # All footprints of a cell share a displacement, because the mean of several displacements would reveal the cell.
     site = cell_of(centre, resolution)
     shown = masked_location(masking, site, centre, salt=salt)
     return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), resolution)

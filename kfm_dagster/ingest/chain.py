@@ -1,10 +1,10 @@
 """A dataset's chain without Dagster, and a run's rollback after a final failure (PCS-03).
 
 A rollback also undoes the run's other stages. Some of them may follow the failed stage, because a re-execution may fail
-at an earlier stage than the process before it. One transaction first releases the claims, so that it undoes no effect
-on which another run may rely. Then, in reverse topological order, it withdraws lineage, restores Items byte for byte,
-and revokes each stage's output in run-state (after the commit if run-state is outside the database). A run whose
-process died is not rolled back, because the next attempt of its units completes its effects.
+at an earlier stage than its first execution had reached. One transaction first releases the claims. If the run has lost
+one, nothing is undone, because another run may rely on it. Then, in reverse topological order, it withdraws lineage,
+restores Items byte for byte, and revokes each stage's output in run-state (after the commit if run-state is outside the
+database). A run whose process died is not rolled back, because the next attempt of its units completes its effects.
 
 Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`), the run contract
 around each (`stages/run_contract.py`), or the failed stage's own compensation (`stages/lifecycle.py`).

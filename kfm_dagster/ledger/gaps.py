@@ -31,7 +31,7 @@ class GapKind(StrEnum):
     DROP = "drop"
     """Fewer than half of the objects due over four cadences were announced; open until that changes."""
     HOLE = "hole"
-    """A settled hour has fewer objects than expected."""
+    """An hour has fewer objects than expected, `settles_after_seconds` after its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ def seconds_of(number: int) -> float:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float:
-    """Return by nearest rank the time that a share (0 to 1) of the objects does not exceed."""
+    """Return the time within which a share (0 to 1) of the objects arrived, by nearest rank."""
     rank = max(1, math.ceil(share * sum(counts.values())))
     total = 0
     for number in sorted(counts):

@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
-"""Units per statement. A run claims no more by default, and a message of 1 MiB announces about as many at most."""
+"""Units per statement: as many as a run claims by default, or as a message of 1 MiB can announce."""
 
 
 class Ledger(LedgerChanges):
@@ -92,9 +92,8 @@ class Ledger(LedgerChanges):
 
         Units of dead runs come first, in batches that `release_lost` has halved. Then live units come before bulk units
         (with `lane`, only units of that lane), urgent units before others, and old units before new units. A unit that
-        must run alone gets a run of its own, without units of other datasets. The record's version is compared and
-        swapped, so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not
-        claimed.
+        must run alone is the only unit of its run. The record's version is compared and swapped, so that only one of
+        two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not claimed.
         """
         if self.switches.off([dataset], tx=tx):
             return []

@@ -104,7 +104,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must each accept an event; alternatives stay one composite transport."""
+    """Return the transports that must each accept an event; one of several alternatives is enough."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -172,8 +172,8 @@ class _Try:
     """A try of a batch.
 
     An entry's position counts the events sent; its payload has the positions of events that were not accepted. These
-    are retried after the other events of the batch, also if the backend was down, because an event that crashes the
-    backend must not block the others.
+    are retried after the other events of the batch. So is the event that was being sent when the backend failed,
+    because it may have crashed the backend.
     """
 
     entry: Entry

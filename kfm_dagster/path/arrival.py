@@ -4,9 +4,10 @@
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
-All are one way, from the antenna to the path's end. Three alignments precede the integrals, in this order: time (the
-volume's start against its reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each
-step takes the result of the step before, so that another order is refused.
+All are one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) the position there,
+n_eff the refractive index. Three alignments precede the integrals, in this order: time (the volume's start against its
+reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step takes the result of the
+step before, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
 (`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
 """
@@ -31,7 +32,7 @@ MIN_POINTS = 2
 MIN_INDEX = 1 - 1e-9
 """n_eff of air is at least 1 (ITU-R P.453-14: N >= 0), except for rounding."""
 CLOSURE = 1e-9
-"""Tolerance as a share of the length: for the sum of the elements, and for an ell outside its own element."""
+"""Tolerance as a share of the length: for the sum of the elements, and for a point outside its element."""
 
 _Step = TypeVar("_Step")
 
@@ -197,9 +198,9 @@ def arrive(
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
     """Return the faults of a path's arrays as texts; none when the arrays agree.
 
-    sample_m: c_ref / f_s, which light travels in a vacuum in a sample. No element is longer than the distance that
-    light travels along the path in a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card
-    Template v1.0, chapter 3, section III).
+    sample_m: c_ref / f_s, the distance of light in a vacuum during a sample. No element is longer than the distance
+    that light travels along the path in a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol
+    Card Template v1.0, chapter 3, section III).
     """
     lengths = {
         "gamma_ell": {path.height_m.shape, path.distance_m.shape},

@@ -112,7 +112,7 @@ class _Definition:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a grid of {ni} by {nj} points is larger than {MAX_SIDE}")
         (scan,) = struct.unpack_from(">B", section, scan_octet - 1)
         if scan & 0x0F:
-            raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"scanning mode {scan} has rows or columns set off")
+            raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"scanning mode {scan} has staggered rows or columns")
         return cls(template=template, earth=_earth(section), ni=ni, nj=nj, scan=scan)
 
     @property
@@ -230,14 +230,14 @@ _MILLIDEGREE = 1e-3
 
 
 def _gaussian(definition: _Definition, section: bytes) -> Grid:
-    """Return a grid of template 3.40: as 3.0, but octets 68-71 number the parallels between pole and equator."""
+    """Return a grid of template 3.40: as 3.0, but octets 68-71 have the number of parallels of a hemisphere."""
     (parallels,) = struct.unpack_from(">I", section, 67)
     grid = _lat_lon(definition, section)
     fault = grid.fault
     outermost = 90.0 - math.degrees(_BESSEL_ZERO / (definition.nj + 0.5))
     sides = grid.native["latitudeMin"], grid.native["latitudeMax"]
     if definition.nj != 2 * parallels:
-        fault = f"{definition.nj} rows are not all of {parallels} parallels on each side of the equator"
+        fault = f"{definition.nj} rows, expected {2 * parallels}: {parallels} parallels on each side of the equator"
     elif any(abs(abs(side) - outermost) > _MILLIDEGREE for side in sides):
         fault = f"rows from {sides[0]} to {sides[1]} do not end at the outermost parallels of {outermost:.4f} degrees"
     return replace(grid, parallels=parallels, native={**grid.native, "N": parallels}, fault=fault)
@@ -256,7 +256,7 @@ def _rotated_about_centre(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of NCEP's template 3.32769.
 
     Octets: 47-54 first and 73-80 last point, on the earth; 56-63 centre, the origin of the rotated degrees. RAP's
-    increments (64-71) are in nanodegrees and 0.00002 degrees less than its corners and its model's 13,545 m require.
+    increments (64-71, nanodegrees) are 0.00002 degrees too small for its corners, and for its model's 13,545 m.
     """
     la1, lo1, la0, lo0, la2, lo2 = struct.unpack_from(">IIxII9xII", section, 46)
     first, centre, last = (_point(_angle(lat), _angle(lon)) for lat, lon in ((la1, lo1), (la0, lo0), (la2, lo2)))
@@ -319,13 +319,13 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
     la1, lo1, lad, la2, lo2, orientation, di, dj = struct.unpack_from(">IIxIIIxIII", section, 38)
     if orientation not in (0, _MISSING_32):
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a Mercator grid turned by {orientation} is not read")
-    # The template has no central meridian, so that x may pass the antimeridian.
+    # The template has no central meridian. With 0, x may continue beyond the antimeridian.
     projection = {"proj": "merc", "lat_ts": _angle(lad), "lon_0": 0.0}
     first = _point(_angle(la1), _angle(lo1))
     # Real files round the last point to millidegrees, so it is only used for comparison.
     native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
     grid = _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
-    # In real files the last point is within half a hundredth of the extent.
+    # In real files the stated last point differs by at most 0.5 % of the extent.
     west, south, east, north = (
         grid.native[side] for side in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
     )

@@ -120,8 +120,8 @@ def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
 def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield the messages of the first LDM records (ICD 2620010, 7.3.4).
 
-    `end` is the volume's size in bytes if known. A record that ends after it shows that the object was cut, even when
-    the first radial is complete.
+    `end` is the volume's size in bytes if known. If a record ends beyond it, the object was cut, even when the first
+    radial is complete.
     """
     offset = HEADER_BYTES
     for index in range(MAX_RECORDS):
@@ -160,7 +160,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
 
     `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the earlier of volume header and
     first radial; `end` is the last radial's time, or the start if unknown (`nexrad:end-known`). `datetime` is the
-    start, because the key's whole second may be earlier. A volume that may be incomplete has a finding
+    start, because the key's time is cut to seconds. A volume that may be incomplete has a finding
     COMPLETENESS_UNCHECKED. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE
     and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
@@ -216,7 +216,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     optional = {
         # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        # Values of the whole volume have the short names; values of a part name the part.
+        # A value of the whole volume has a short name; the name of another value includes its part.
         "bands": moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),

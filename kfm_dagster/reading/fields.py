@@ -296,7 +296,7 @@ def _rows(item: Item) -> Any:
         rows = pandas.read_parquet(content)
     if "DATA_VALUE" in rows:
         scales = {name: variable["ghcn:scale"] for name, variable in variables_of(item).items()}
-        if "ELEMENT" not in rows:  # an object of a single element, which only its key names
+        if "ELEMENT" not in rows:  # an object of one element; only its key has the name
             rows["ELEMENT"] = next(iter(scales))
         rows["value"] = rows["DATA_VALUE"] * rows["ELEMENT"].map(scales)
     moments = rows["DATE"] if "DATE" in rows else rows[["Year", "Month", "Day", "Hour", "Minute"]]
@@ -306,7 +306,7 @@ def _rows(item: Item) -> Any:
 
 @contextmanager
 def _client(href: str) -> Iterator[None]:
-    """Raise UnreadableObjectError for any other error, because clients raise many types for broken objects."""
+    """Raise UnreadableObjectError for the many types of errors that clients raise for broken objects."""
     try:
         yield
     except ObjectReadError as error:

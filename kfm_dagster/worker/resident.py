@@ -98,7 +98,7 @@ requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units in a batch for each parallel read; such a batch takes some seconds. Other workers receive further messages."""
+"""Units of a batch per parallel read: some seconds of work. Further messages are left for other workers."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
@@ -171,7 +171,7 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time from which on every look has seen pending units; None before the first look."""
+    """By day, the time since when each look has seen pending units; None before the first look."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """A day's virtual stores as published: documents under unique names, and a list of them that is replaced last.
 
-    <collection>/days.json                                   days that have a list, a STAC Catalog
-    <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name, an ItemCollection
+    <collection>/days.json                                   a STAC Catalog of the days that have a list
+    <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             an ItemCollection of the day's stores, by name
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
 A document never changes, because other content has another name. So a reader sees all stores of a day either before or

@@ -39,7 +39,7 @@ def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
     A unit whose Item was superseded is not a duplicate. Neither is a rewritten object (same URI, another version), or a
-    re-issue (another precedence under the contract's key grammar), whichever version is current (docs/adr/008).
+    re-issue (a later file of the same Item, as a part of its key shows), whichever version is current (docs/adr/008).
     DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """
     if not subject.envelopes:
@@ -145,9 +145,9 @@ def citation_compliance(subject: Subject) -> Verdict:
 def coverage(subject: Subject) -> Verdict:
     """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
 
-    An hour is expected once it is over and has settled. Hours before this deployment received the product's first
-    announcement are expected only if the day was listed. So a warning means that due objects are missing. Surplus in an
-    hour or a product does not compensate for a hole in another.
+    An hour is expected when it has been over for the contract's `settles_after_seconds`. Hours before the first
+    announcement are expected only if the bucket's list of the day is complete. So a warning means missing objects.
+    Surplus in an hour or a product does not compensate for a hole in another.
     """
     least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"
