@@ -7,7 +7,7 @@ together with the entries that name them. Rewritten Items are few and small (a k
 
 An undo is a transaction under the collection's lock. It changes rows first, then the documents from the root down, so
 that no link ever leads to a missing file, then Items, then unlinked files. A crash before the commit leaves the index
-unchanged, and the undo can be repeated. It also undoes files of a promotion that died before its commit.
+unchanged, and the undo can be repeated. The undo also restores files that a run replaced before it died.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file may be left from a promotion of the same row that did not commit. Such a file was never current, so the
-        hash of the file before it is returned, from the entry of that promotion.
+        A file may be left by a promotion that replaced the same version and did not commit. Such a file was never
+        current, so the hash of the file before it is returned, from the entry of that promotion.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -327,6 +327,6 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
 
 
 def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
-    """Return the path of an Item's file; it never changes, even if a later issue is of another day."""
+    """Return the path of an Item's file; it stays when a later version is of another day."""
     partition = shown.partition if shown else entry.partition
     return layout.item_path(index.contract.stac.collection, partition, entry.item_id)

@@ -88,8 +88,9 @@ def decision_form(
 ) -> Route:
     """Return the route of a decision's form, with `fields` besides reason and change reference.
 
-    `fields` is None for the form of a filter, which may have any field. An override needs a change reference in prod.
-    Answers raise BadRequestError, KfmError and, without a sign-in, HTTPException.
+    `fields` is None for the form of a filter, which may have any field. An override (any decision but an
+    acknowledgement) needs a change reference in prod. Answers raise BadRequestError, KfmError and, without a sign-in,
+    HTTPException.
     """
 
     def answer(request: Request, posted: Fields) -> Response:

@@ -224,7 +224,7 @@ NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 
 Due = tuple[Sequence[dg.RunRequest], str]
-"""Runs that a part requests, and the reason if there are none."""
+"""Runs that a task of `nodd_due` requests, and the reason if there are none."""
 
 
 def due_sensor(

@@ -80,7 +80,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
         batch_limit: int | None = None,
     ) -> Sequence[Any]:
-        """Make failed > pending if attempts remain; with `batch_limit`, regardless of attempts."""
+        """Make failed units pending if attempts remain; with `batch_limit` (a replay) in any case."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=sorted(wal_ids),
@@ -172,7 +172,7 @@ class LedgerChanges(LedgerQueries):
         return ended
 
     def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
-        """Record results of successes; return units whose result differs without permission (WAL-11)."""
+        """Record results; return units whose result differs from an earlier one without permission (WAL-11)."""
         if not units:
             return ()
         stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}

@@ -31,13 +31,13 @@ MAX_SEND_BYTES = 256 * 1024
 """Total size of the bodies per SendMessageBatch: SQS's limit until 2025, and still some endpoints' limit."""
 
 LOOK_MARGIN_SECONDS = 30
-"""A look hides its messages for this much longer than it may last, so that it sees no message twice."""
+"""`look` hides messages for its longest duration and this margin, so that it receives none twice."""
 
 FIRST_WAIT_SECONDS = 1
 """Wait of a call's first request; with any wait, SQS queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""11 hours. SQS allows 12 from the receive (API reference, ChangeMessageVisibility); the run gets the last hour."""
+"""11 hours: SQS's 12 hours since the receive (API reference, ChangeMessageVisibility), less one for a run."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 

@@ -1,7 +1,7 @@
 """The geometry of a radar beam: its position by range, gamma(ell), and the elements d ell.
 
-Belongs here: tracing a ray at an elevation angle, by the effective-earth formula or through a profile, at the nodes of
-a composite Gauss-Legendre rule whose weights are d ell: the sum over f * d_ell is the integral of f along the beam.
+Belongs here: tracing a ray at an elevation angle, by the effective-earth formula or through a profile. The points are
+the nodes of a composite Gauss-Legendre rule with the weights d ell, so sum(f * d_ell) integrates f along the beam.
 Does not belong here: profiles (`refractivity.py`), the integrands (`arrival.py`).
 """
 
@@ -30,9 +30,9 @@ PANEL_M = 30_000.0
 height. At 30 km it is below 1e-15 of the integral of n through the exponential atmosphere, even in the zenith."""
 
 _SETTLED_M = 1e-8
-"""Change of a height below which tracing ends; it is the rounding error of a path of 500 km."""
+"""Tracing ends when no height changes by more: the rounding error of a path of 500 km."""
 _MAX_ROUNDS = 60
-"""Each round multiplies the error by less than path over earth's radius; 500 km take eight rounds."""
+"""Each round reduces the error to less than length / earth's radius of it; 500 km take eight rounds."""
 
 
 @unique

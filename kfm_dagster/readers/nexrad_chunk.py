@@ -75,11 +75,12 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
 
     `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind` from the key, and
     `version` from the contract. The header of a first chunk must have this version. `start` and `datetime` are the
-    key's time, common to all chunks of a volume. `end` is the last radial's time, in the first chunk `start`. A volume
-    is complete when its last radial has the status "end of volume"; a last chunk without that radial has a finding
-    COMPLETENESS_UNCHECKED. `request.closed` closes a volume that is not complete. Raises ReadError: UNREADABLE_FORMAT,
-    TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH,
-    PLATFORM_MISMATCH and KEY_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
+    key's time, common to all chunks of a volume. `end` is the last radial's time; a first chunk has no radial, so it is
+    `start` there. A volume is complete when its last radial has the status "end of volume"; a last chunk without that
+    radial has a finding COMPLETENESS_UNCHECKED. `request.closed` closes a volume that is not complete. Raises
+    ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA
+    for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key, MISSING_GEOLOCATION and
+    INVALID_GEOMETRY for the position.
     """
     groups = request.groups
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)

@@ -59,9 +59,9 @@ class Difference(StrEnum):
     SUCCESS_WITHOUT_ITEM = "success_without_item"
     """A unit has succeeded, but its Item is not in the catalog's index, or the Item's file is missing or differs."""
     ITEM_WITHOUT_SUCCESS = "item_without_success"
-    """The catalog has an Item or an Item's file, but no unit that wrote it has succeeded or may still succeed."""
+    """The catalog has an Item or an Item's file, but no unit that wrote it is succeeded, in progress or retryable."""
     SUCCESS_WITHOUT_LINEAGE = "success_without_lineage"
-    """A unit has succeeded, but a path has not recorded its lineage, or the lineage file is missing."""
+    """A unit has succeeded, but its lineage (OpenLineage, PROV-O) is not recorded, or a file of it is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Compared only if messages name versions (a chunk is written once), and on AWS, where a version is the listed ETag.
+    # ETags are compared only where messages name versions (those of chunks do not), and on AWS, where they are ETags.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -233,7 +233,7 @@ def _without_item(
 
 
 def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: _Names) -> list[str]:
-    """Return the objects whose unit lacks lineage on a path, or whose lineage file is missing."""
+    """Return the objects of units that lack an emission of lineage, or its published file."""
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)

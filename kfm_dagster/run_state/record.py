@@ -25,7 +25,7 @@ from kfm_dagster.errors import KfmError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReference:
-    """An input: its URI and the version of its content. External calls add query and window."""
+    """An input: its URI and the version of its content. `query` and `window` are those of a call to a service."""
 
     uri: str
     checksum: str | None = None
@@ -59,7 +59,7 @@ def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any])
 
 
 ROLLED_BACK_BY = "rolled_back_by"
-"""Summary member of a node with a withdrawn output."""
+"""Key in the validation summary of a node whose output was withdrawn; the value is the withdrawing run."""
 
 
 class RunStateError(KfmError):

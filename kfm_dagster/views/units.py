@@ -1,7 +1,7 @@
 """Units: pages of matches, newest first, their count, and failures by group. Only reads.
 
-A query examines a bounded number of rows, however large the ledger is. A part of a key has no index, so a page may
-reach its bound before it is full; `Page.after` continues from there. Does not belong here: matching rows
+A query examines a bounded number of rows, however large the ledger is. The search for a part of a key uses no index, so
+a page may reach this bound before it is full; `Page.after` continues from there. Does not belong here: matching rows
 (`ledger/search.py`).
 """
 
@@ -35,7 +35,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
-"""Rows that a page or a count may examine: about 0.1 s, because the text of each is read from its table."""
+"""Rows that a page or a count may examine: about 0.1 s, because their texts are read from the tables."""
 MOST_ADDED_UP = 20_000
 """Rows that all groups of failures together may examine."""
 MOST_COUNTED = 10_000
@@ -141,7 +141,7 @@ def failure_groups(parts: Parts, row_filter: FailureFilter) -> list[FailureGroup
         pairs = list(failures(view, units))
         budget = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
-            # The unused share of a pair goes to the later pairs.
+            # Rows that a group of code and dataset does not use are left for the next groups.
             share = max(budget // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
             rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)

@@ -3,7 +3,7 @@
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
 storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Addresses are written out, because
 GDAL and VirtualiZarr refuse the format's `templates`. The key `kfm`, which other clients ignore, has each step's Item
-and the ETag of its indexed object (`reading/stores.py`). A document depends on its steps alone.
+and the ETag of the object when it was indexed (`reading/stores.py`). A document depends on its steps alone.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """
@@ -43,7 +43,7 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStep:
-    """A step of a store, sorted by `place`: `values` of small arrays, `chunks` of large arrays."""
+    """An Item at its `place` along the store's first dimension: `values` of small arrays, `chunks` of large ones."""
 
     item_id: str
     content_sha256: str
@@ -59,9 +59,8 @@ class StoreStep:
 class Frame:
     """Metadata that all steps of a store share.
 
-    `shape[0]` of stepped arrays is 0. `metadata` has Zarr's metadata documents by their keys in the store; `fixed` has
-    the values of axes and grid mappings. Steps may lack an array of GRIB2 messages, because its metadata follows from
-    name and grid.
+    `metadata` has Zarr's metadata documents by their keys in the store; `shape[0]` of arrays along the first dimension
+    is 0 there. `fixed` has the values of axes and grid mappings. A step may lack an array of GRIB2 messages.
     """
 
     along: str
@@ -91,7 +90,7 @@ class Frame:
 
     @property
     def stepped(self) -> list[str]:
-        """Names of the arrays that have steps."""
+        """Names of the arrays along the first dimension."""
         return [name for name in self.arrays if self.along in self.metadata[f"{name}/{_ATTRIBUTES}"][_DIMENSIONS]]
 
 
