@@ -53,7 +53,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An endpoint's answer. `service`: apprise's name of the service; `error`: None if the message was sent."""
+    """An endpoint's answer: apprise's name of its service, and the error if sending failed."""
 
     service: str
     error: str | None = None
@@ -151,7 +151,7 @@ def _blotted(text: str, secrets: Collection[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers. `on_divergence`: channels that also receive divergences of replays."""
+    """Evaluates and delivers alerts; `on_divergence` channels also receive replay divergences."""
 
     plan: AlertPlan
     on_divergence: Collection[str]
