@@ -1,4 +1,4 @@
-"""An Item's assets: the addresses of its object and sidecars, and the arguments to open them.
+"""An Item's assets: addresses of its object and sidecars, and arguments to open them.
 
 An href is the object's own `s3://` address. Public objects also have `https` addresses, in the bucket itself and in the
 mirrors that the contract names (alternate-assets extension 1.2.0). The storage extension 2.0.0 defines region and
@@ -61,7 +61,7 @@ def storage_schemes(envelope: Envelope, contract: DatasetContract) -> dict[str, 
 def assets(
     envelope: Envelope, *, contract: DatasetContract, metadata: Metadata, groups: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the data asset and assets of existing sidecars; `groups` are the groups of the key grammar."""
+    """Return the assets of the object and its existing sidecars; `groups` are of its key."""
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,

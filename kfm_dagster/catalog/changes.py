@@ -52,7 +52,7 @@ class ItemChange:
 
     @property
     def item(self) -> Mapping[str, Any] | None:
-        """The content, parsed at each use, because a batch of parsed Items would take ten times the memory."""
+        """The content, parsed at each use: parsed Items would take ten times the memory."""
         return None if self.content is None else orjson.loads(self.content)
 
 

@@ -95,7 +95,7 @@ def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
 
 
 def _related(index: CollectionIndex) -> dict[str, dict[str, Any] | None]:
-    """Return the Collections that begin or cease to link this one, because it begins or ceases to have Items."""
+    """Return the Collections whose links change as this one begins or ceases to have Items."""
     documents = {}
     for _, other in index.versions():
         with other.only_writer():

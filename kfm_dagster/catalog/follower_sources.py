@@ -1,4 +1,4 @@
-"""The sources of followers: packages declare them as entry points of the group `kfm_dagster.followers`.
+"""Load followers from entry points of the group `kfm_dagster.followers`.
 
 Belongs here: loading entry points, and handling their failures. Does not belong here: any follower, because the chain
 imports none (`kfm_dagster/followers/`).
@@ -32,7 +32,7 @@ GROUP = "kfm_dagster.followers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerContext:
-    """Parts of a pipeline for followers: `catalog` has the Items' files, `objects` reads objects."""
+    """Parts of a pipeline for followers: the catalog's files, and stores to read objects."""
 
     database: Database
     catalog: Publisher

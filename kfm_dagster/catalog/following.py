@@ -1,4 +1,4 @@
-"""Following: bring followers of the catalog up to date, with a cursor for each follower and collection.
+"""Bring followers of the catalog up to date, with a cursor per follower and collection.
 
 A collection has a single writer at a time, so its changes are committed in the order of their numbers. A cursor
 therefore skips no change. Only one process at a time advances a follower in a collection.
@@ -119,7 +119,7 @@ class FollowerRunner:
             return [self._owners[row.collection_id] for row in rows]
 
     def _advance(self, follower: Follower, contract: DatasetContract) -> int:
-        """Advance a follower by a batch; return the batch's size, 0 if not claimable. Raises FollowError."""
+        """Advance a follower by a batch of changes and return their number, 0 without a claim."""
         entry = self._outbox.take(follower.name, contract.stac.collection)
         if entry is None:
             return 0

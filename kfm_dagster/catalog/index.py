@@ -91,7 +91,7 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Outputs that Collections link besides Items: `geoparquet` if it is written, `virtual` stores by address."""
+    """Outputs that Collections link besides Items."""
 
     geoparquet: bool = False
     """Whether the catalog has GeoParquet files."""
@@ -103,9 +103,9 @@ NO_PLACES = Places()
 
 
 class CollectionIndex:
-    """The index of a collection within one transaction. `contract` is of the dataset that owns it.
+    """The index of a collection within a transaction.
 
-    `versions_of` returns the datasets that precede or succeed a dataset, with their link relations.
+    `contract` is its dataset's. `versions_of` returns the datasets that precede or succeed it, with link relations.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class CollectionIndex:
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
     def versions(self) -> list[tuple[str, CollectionIndex]]:
-        """Return the collections with Items that precede or succeed this one, with their link relations."""
+        """Return the preceding and succeeding collections that have Items, with link relations."""
         listed = {row.collection_id for row in self._tx.run("catalog.collections")}
         parts: dict[str, Any] = {"page_size": self._page_size, "places": self.places}
         return [
@@ -161,7 +161,7 @@ class CollectionIndex:
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap; return the applied writes by page. Writes with an outdated base are not applied."""
+        """Compare and swap, and return by page the writes whose base was current."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]

@@ -1,4 +1,4 @@
-"""STAC Items: from an enriched envelope to a STAC 1.1.0 Item, its canonical bytes and its content hash.
+"""Build a STAC 1.1.0 Item, its canonical bytes and its content hash from an envelope.
 
 Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), current Items.
 """
@@ -66,7 +66,7 @@ class Candidate:
 
 
 class NoItemError(Exception):
-    """The envelope gives no Item: its key gives no id, or the Item has no JSON form that a database can store."""
+    """The key gives no Item id, or a database cannot store the Item's JSON."""
 
 
 def build_candidate(

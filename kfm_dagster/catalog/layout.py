@@ -62,7 +62,7 @@ def item_links() -> list[dict[str, Any]]:
 
 
 def store_days_path(collection_id: str) -> str:
-    """Return the path of the Catalog of days that have virtual stores, relative to the stores' root."""
+    """Return the path of the Catalog of days with virtual stores, relative to the stores' root."""
     return f"{collection_id}/days.json"
 
 

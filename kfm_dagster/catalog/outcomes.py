@@ -16,7 +16,7 @@ from kfm_dagster.storage.publisher import PublishError
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return each Item id's newest candidate, as if all were registered in order: the last of equals."""
+    """Return each Item id's newest candidate; of equally new candidates, the last."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)

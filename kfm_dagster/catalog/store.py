@@ -1,4 +1,4 @@
-"""The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
+"""Register Items so that index and files agree despite concurrent writers and crashes.
 
 The undo log is committed first (`undo.py`). Then one transaction checks the fence, compares and swaps the index,
 promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
@@ -81,10 +81,10 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items of results. Raises DependencyUnavailableError if any differs, or cannot be read.
+        """Read back the Items of results, and compare their hashes.
 
-        If another writer has replaced an Item meanwhile, its file must match the current index. Raises the database's
-        error when the database is unavailable.
+        If another writer has replaced an Item, its file must match the current index. Raises DependencyUnavailableError
+        for an Item that differs or cannot be read, and the database's error if the database is unavailable.
         """
         reported = {
             str(result.item_id): result

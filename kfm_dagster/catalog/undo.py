@@ -1,4 +1,4 @@
-"""The catalog's undo log, and the undo, which restores each Item's earlier state, byte for byte (PCS-03).
+"""Restore Items to an earlier state, byte for byte, by the catalog's undo log (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
 file. The index names the entry of each Item's current version. If it never named an entry, the write of that entry did
@@ -191,7 +191,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item to its state before `oldest`; `in_index` is False if only the file differs."""
+    """Planned undo of an Item to its state before `oldest`, in the index too if `in_index`."""
 
     oldest: Promotion
     path: str
@@ -287,7 +287,7 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Walk back from the newest entry while entries are to be undone or are withdrawn; return the oldest."""
+    """Walk back from the newest entry while entries are own or withdrawn; return the oldest."""
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):

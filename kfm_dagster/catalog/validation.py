@@ -1,4 +1,4 @@
-"""Validation of STAC documents: STAC 1.1 core and the KFM profile, compiled once, offline, microseconds per document.
+"""Validate STAC documents offline, by STAC 1.1 core and the KFM profile.
 
 pystac contains the core schemas. The profile is `kfm-profile.schema.json` beside this module; it covers the extension
 fields that this package writes. Validators are compiled at the first call, without opening a socket.
@@ -26,7 +26,7 @@ _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"
 
 
 def validate_item(item: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_REASONS reasons why an Item breaks STAC or the KFM profile; empty if valid."""
+    """Return at most MAX_REASONS reasons why an Item breaks STAC or the KFM profile."""
     if item.get("type") != "Feature":
         return [f"type: {item.get('type')!r} is not 'Feature', an Item's type"]
     return validate_document(item) or _disorder(item)
@@ -48,7 +48,7 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
 
 
 def _disorder(item: Mapping[str, Any]) -> list[str]:
-    """Return faults that JSON Schema misses: reversed intervals, and times that Python or SQL refuses."""
+    """Return faults that JSON Schema misses: reversed intervals and unsupported times."""
     properties = item["properties"]
     texts = [properties.get(name) for name in ("datetime", "start_datetime", "end_datetime")]
     try:
