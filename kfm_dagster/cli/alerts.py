@@ -49,7 +49,7 @@ def list_() -> None:
 @actor_option
 @object_as_json
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
-    """Acknowledge an alert: it is not sent again, unless it still fires after its escalation time.
+    """Acknowledge an alert: it is sent again only if it still fires after its escalation time.
 
     Exit code 3 if the alert does not fire, 2 if there is no such alert.
 

@@ -34,7 +34,7 @@ def announcements() -> None:
 @announcements.command("list")
 @rows_as_json
 def list_(*, as_json: bool) -> int:
-    """List the subscriptions: events sent, changes waiting, Items whose event fails or was given up, the last error.
+    """List the subscriptions with their counts of sent events, waiting changes and failures.
 
     Exit code 4 when a subscription is deferred, or any event fails or was given up.
 
@@ -61,7 +61,7 @@ def list_(*, as_json: bool) -> int:
 @click.argument("subscription", required=False)
 @rows_as_json
 def failing(*, subscription: str | None, as_json: bool) -> None:
-    """List the Items whose newest event failed: refused events were given up, open events are retried.
+    """List the Items whose newest event failed: refused (given up) or open (retried).
 
     Example: kfm announcements failing kansas-radar
     """
@@ -102,7 +102,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
 
 
 def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
-    """Return all announcers, or the announcer of the subscription `name`. Raises ConfigurationError."""
+    """Return all announcers, or the named one; raise ConfigurationError for an unknown name."""
     announcers = {follower.subscription.name: follower for follower in followers if isinstance(follower, Announcer)}
     if name is None:
         return list(announcers.values())

@@ -44,7 +44,7 @@ class Named(click.types.StringParamType):
 
 
 class Id(Named):
-    """Text that names an id of the database by its beginning: `query` returns the ids with a `prefix`."""
+    """An id of the database, typed as a prefix; `query` returns the ids that match."""
 
     def __init__(self, name: str, query: str) -> None:
         super().__init__(name, partial(_ids, query=query))

@@ -1,4 +1,4 @@
-"""`kfm dataset` lists, drafts and checks contracts; `kfm registry` compares them with the AWS open-data registry."""
+"""`kfm dataset` and `kfm registry`: contracts, and their comparison with AWS's registry."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def registry() -> None:
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @rows_as_json
 def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
-    """Print the differences between the contracts in force and the registry's files, one per line.
+    """Print the differences between the contracts in force and the registry's files.
 
     It compares topics, buckets, regions and licences. It also reports sentences that retire data, and NOAA's topics
     without a contract, unless registry-exceptions.yaml lists them. DIR has the YAML files; nothing is fetched. Exit

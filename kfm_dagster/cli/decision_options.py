@@ -64,7 +64,7 @@ def decision_options(command: Command) -> Command:
 
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
-    """Return the decision. Raises UnattributedDecisionError for an empty part (change reference: in prod only)."""
+    """Return the decision, or raise UnattributedDecisionError if a required part is empty."""
     return decision_in(settings.env, actor=actor_of(settings, actor), reason=reason, change_ref=change_ref)
 
 

@@ -1,4 +1,4 @@
-"""`kfm demo`: the product on a single machine with samples or real objects; `kfm cloud`: its cloud."""
+"""`kfm demo` runs the product with samples or real objects; `kfm cloud` runs its cloud."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, ti
 
 
 def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
-    """Print the results by dataset, with faults and skipped files; `kfm` begins the next command."""
+    """Print results by dataset, faults and skipped files; shown commands begin with `kfm`."""
     rows = [{"dataset": dataset, **counts} for dataset, counts in result.datasets.items() if any(counts.values())]
     show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:

@@ -159,7 +159,7 @@ def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
 )
 @deciding
 def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause: float, decided: Any) -> ExitCode:
-    """Process the messages in place: records for unknown units, another attempt for failed units.
+    """Process the messages in place: record unknown units, and retry failed units.
 
     A message leaves the queue when its units are all terminal; an unreadable message stays for a person. Exit code 4:
     the drain stopped by itself, because the same error came back or the ledger does not balance.
@@ -175,7 +175,7 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
 @bounding
 @deciding
 def redrive(*, selection: LetterSelection, bounds: Bounds, decided: Any) -> ExitCode:
-    """Move messages back to the primary queue: of unknown units, and of failed units that may be retried.
+    """Move messages of unknown units, and of retriable failed units, to the primary queue.
 
     Messages are sent before they are deleted, so that none is ever missing from both queues. Exit code 4: a queue
     refused a message.
@@ -189,7 +189,7 @@ def redrive(*, selection: LetterSelection, bounds: Bounds, decided: Any) -> Exit
 @click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
 @deciding
 def discard(*, message_ids: tuple[str, ...], decided: Any) -> ExitCode:
-    """Permanently remove unreadable messages from the queue; their bytes and their reason are kept.
+    """Permanently remove unreadable messages from the queue; their bytes and reason are kept.
 
     Exit code 4: a named message was not found, or can be read.
 

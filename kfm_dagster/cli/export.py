@@ -1,4 +1,4 @@
-"""`kfm export`: the deployment's content as files for other systems. Only reads the database."""
+"""`kfm export` writes the deployment's content as files, and only reads the database."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def dcat(*, out: Path | None, as_json: bool) -> None:
 @_OUT
 @object_as_json
 def graph(*, out: Path | None, as_json: bool) -> None:
-    """Write every output, Item and object and their lineage as openCypher (graph.cypher) and bulk CSV.
+    """Write all outputs, Items, objects and lineage as openCypher (graph.cypher) and bulk CSV.
 
     schema.cypher declares the tables first, for engines that want them (LadybugDB, Kuzu).
 
@@ -116,9 +116,9 @@ def graph(*, out: Path | None, as_json: bool) -> None:
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
-    """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings' key.
+    """Write the signed `PTN_EXPORT` into a folder, by default KFM_HOME/exports.
 
-    A key that is created for the bundle is reported on stderr. Raises KfmError without having written anything.
+    `key` overrides the settings' key; a created key is reported on stderr. Raises KfmError before anything is written.
     """
     settings = Settings.load()
     with opened_pipeline(settings, read_only=True) as pipeline:

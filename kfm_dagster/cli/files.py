@@ -13,7 +13,7 @@ from kfm_dagster.errors import ConfigurationError
 
 
 class NewFile(click.Path):
-    """Path of a file to write, in an existing folder. If people edit the file (`edited`), it must be new."""
+    """Path of a file to write in an existing folder; an `edited` file must not exist yet."""
 
     def __init__(self, *, edited: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=False, writable=True)
@@ -59,7 +59,7 @@ def refuse_unwritable(place: Path, name: str, next_step: str) -> None:
 
 
 def _try(path: Path) -> None:
-    """Raise OSError where a file cannot be written, whatever its permissions (/proc, a full disk)."""
+    """Raise OSError if a file cannot be written despite its permissions (/proc, a full disk)."""
     if path.is_file():
         path.open("ab").close()
     elif not path.exists():

@@ -100,7 +100,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Add options to a command, which gets them as a single argument `name`, built by `value_of`."""
+    """Add options to a command, which gets them as an argument `name`, built by `value_of`."""
 
     def bare() -> None: ...
 

@@ -46,7 +46,7 @@ governance.add_command(list_switches, "paused")
 @governance.command()
 @list_command("proposal_id", "at", "proposed_by", "command", "units", "reason", "expires_at", "change_ref")
 def pending() -> list[dict[str, Any]]:
-    """List overrides that wait for a second person, the newest first; with --json also their units.
+    """List overrides that wait for a second person, newest first; --json adds their units.
 
     Example: kfm governance pending
     """

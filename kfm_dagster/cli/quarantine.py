@@ -1,4 +1,4 @@
-"""`kfm retry`, and the commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding.
+"""`kfm retry`, and the commands of `kfm units` about quarantined units.
 
 A decision applies to all its units, or to none if a version has changed. The governance log records the decision.
 A running deployment replays failed units in batches; quarantined units are released at once. Does not belong here:
@@ -245,7 +245,7 @@ def _named(
 
 
 def _matching(ledger: LedgerQueries, row_filter: UnitFilter, tx: Transaction) -> Choice:
-    """Return the units of a filter, without discarded units. Raises BadFilterError for more than MOST_UNITS."""
+    """Return a filter's units that are not discarded; raise BadFilterError beyond MOST_UNITS."""
     records = [
         record
         for status in ([row_filter.status] if row_filter.status else RETRIED)

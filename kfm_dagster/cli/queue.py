@@ -38,7 +38,7 @@ def queue() -> None:
 )
 @object_as_json
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
-    """Create queue, dead-letter queue, redrive, access policy and SNS subscriptions of a dataset.
+    """Create a dataset's queues, with redrive, access policy and SNS subscriptions.
 
     Names are those of KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE; several datasets share them. Repeating it changes
     nothing. Exit code 0, or 4 where --update would correct a difference.

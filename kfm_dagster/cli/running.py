@@ -108,7 +108,7 @@ def ui(*, port: int, cloud: str) -> None:
 
 
 def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
-    """Return the addresses by which web page and console link to each other, unless settings have them."""
+    """Return the addresses for links between web page and console that settings lack."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
@@ -185,7 +185,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
 
 @contextmanager
 def _opened() -> Iterator[Pipeline]:
-    """Open the deployment to ingest: without a queue and stores that answer, no ledger is created."""
+    """Open the deployment to ingest, once its queue and stores have answered."""
     settings = Settings.load()
     read_configuration(settings)
     refuse_unwritable_home(settings.home)

@@ -1,4 +1,4 @@
-"""Tables of the commands: a row of a list is one line, and foreign texts are never read as markup.
+"""Tables of the commands, in which foreign text is never read as markup.
 
 In a terminal, and in a pipe where COLUMNS is set, a table has that width. A list shows UUIDs by a prefix that every
 command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: empty columns
@@ -54,7 +54,7 @@ ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="O
 def list_command(
     *columns: str, ids_of: str | None = None
 ) -> Callable[[Callable[..., Iterable[Any] | None]], Callable[..., None]]:
-    """Return a decorator that turns a function returning rows into a list command with --json and --ids.
+    """Make a function that returns rows a list command with --json and --ids.
 
     `ids_of` is the column of the ids, by default the first. A function that returns None has printed its answer.
     """
@@ -80,7 +80,7 @@ def show_rows(
     whole: bool = False,
     ids_of: str | None = None,
 ) -> None:
-    """Print rows: `columns` as a table, `none` for no rows; all fields as JSON lines; or each value of `ids_of` once.
+    """Print rows as a table of `columns`, as JSON lines of all fields, or only their `ids_of`.
 
     A row is a mapping, a dataclass or a model. `columns` are in the order of importance, unless values stay `whole`.
     """
@@ -219,7 +219,7 @@ def _folded(columns: list[_Column], width: int) -> list[_Column]:
 
 
 def _shortened(text: str, width: int, *, head: int) -> str:
-    """Cut a text wider than `width` after its first `head` characters, and keep as much of its end as fits."""
+    """Cut a text to `width`: its first `head` characters, an ellipsis, and its end."""
     return text if len(text) <= width else text[:head] + _ELLIPSIS + text[len(text) - (width - 1 - head) :]
 
 

@@ -98,7 +98,7 @@ def select(*, shell: Shell, options: SelectionOptions, save: Path | None) -> Non
 @click.option("--change-ref", help="Change or incident reference of the approval.")
 @everywhere
 def dry_run(*, shell: Shell, options: SelectionOptions, change_ref: str | None) -> None:
-    """Show the batches that a run would admit, and the guards that would refuse it. Changes nothing.
+    """Show the batches that a run would admit, and the guards that would refuse it.
 
     Example: kfm replay dry-run --selection-file incident.yaml
     """
@@ -179,7 +179,7 @@ def pause(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 @decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
-    """Resume a paused or stopped replay; results that have differed until now do not stop it again.
+    """Resume a paused or stopped replay; results that differed before do not stop it again.
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """

@@ -76,7 +76,7 @@ def global_options(command: Command) -> Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shell:
-    """A command's settings and output format; options override the environment, which overrides --config."""
+    """A command's settings (from options, else environment, else --config) and output format."""
 
     settings: Settings
     output: str
@@ -118,7 +118,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionOptions:
-    """A command's selection: a file, or `parts` from single options; `names` are the options as typed."""
+    """A command's selection: a `file`, or the `parts` of the typed options `names`."""
 
     file: Path | None
     parts: Mapping[str, Any]
