@@ -1,4 +1,4 @@
-"""The console's web application: pages, the JSON API, metrics for Prometheus, health for monitors.
+"""The console's web application: pages, JSON API, Prometheus metrics and health.
 
 Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
 that accepts them. Headers allow a page only its own styles, pictures and forms. Belongs here: the common parts of all

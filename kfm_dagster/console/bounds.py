@@ -31,7 +31,7 @@ _TURNS = itertools.count(1)
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS it closes the longest waiting."""
+    """HTTP/1.1 with a deadline per request, and at most MOST_CONNECTIONS connections."""
 
     deadline: asyncio.TimerHandle | None = None
     """When the connection will be closed, while the server waits for its request."""

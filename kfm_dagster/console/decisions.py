@@ -1,4 +1,4 @@
-"""A signed-in person's decisions, made in forms; carried out and logged as on the command line.
+"""Forms for a signed-in person's decisions, carried out and logged like commands.
 
 Belongs here: the form of a decision, routes that change a unit, a dataset or an alert, the proposals that wait for
 approval, and replays and discards of all units of a filter. A dry run counts the eligible units before a start. The
@@ -107,7 +107,7 @@ def decision_form(
 
 
 def routes(pages: Pages) -> list[Route]:
-    """Return the routes of sign-in, and of decisions about units, datasets, alerts, proposals, filters."""
+    """Return the routes of sign-in and of decisions."""
 
     def decisions(request: Request) -> Response:
         query_of(request)
@@ -194,7 +194,7 @@ def _discard(posted: PostedDecision) -> str:
 
 
 def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transaction], Mapping[WalId, int]], str]:
-    """Return a function that reads the units' versions (KfmError if they have changed), and the next page."""
+    """Return a function for the units' versions (KfmError if changed), and the next page."""
     if wal_id := posted.request.path_params.get("wal_id"):
         version = whole_number("version", posted.fields.get("version", ""))
 
@@ -319,7 +319,7 @@ def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: Post
 
 
 def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
-    """Return a filter of units with this status. Raises BadFilterError if it names another status."""
+    """Return a filter of units with this status, or raise BadFilterError for another status."""
     unit_filter = UnitFilter.of_query(pairs)
     if unit_filter.status is not status:
         raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=status)

@@ -76,7 +76,7 @@ def _unit(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return the STAC Item of a unit, whose link `self` is its address. Raises UnknownNameError where there is none."""
+    """Return a unit's Item with its address as the link `self`, or raise UnknownNameError."""
     with pipeline.database.snapshot() as view:
         href = record_of(pipeline.ledger, arguments.get("wal_id", ""), tx=view).stac_item_href
     address = pipeline.settings.catalog_public_url or pipeline.settings.catalog

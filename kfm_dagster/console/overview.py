@@ -108,7 +108,7 @@ def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[date
 
 
 def pulse(view: Transaction, dataset: str, at: datetime) -> dict[str, Any]:
-    """Return a dataset's last hours as a strip, its newest arrival, and its median lag until success."""
+    """Return a dataset's last hours as a strip, its newest arrival and its median lag."""
     hours = [floor_hour(at) - number * HOUR for number in reversed(range(PULSE_HOURS))]
     units = view.run("console.newest_successes", dataset=dataset, limit=PULSE_UNITS).all()
     return {
@@ -119,7 +119,7 @@ def pulse(view: Transaction, dataset: str, at: datetime) -> dict[str, Any]:
 
 
 def item_map(view: Transaction, records: Sequence[NoddWalRecord]) -> Markup | None:
-    """Return a map of the units' Items in the page's colours, each linked to its unit; None without any."""
+    """Return a map of the units' Items, each linked to its unit; None without Items."""
     boxes = {row.wal_id: row for row in view.run("catalog.boxes_of_units", wal_ids=[row.wal_id for row in records])}
     hues = {dataset: number % HUES for number, dataset in enumerate(sorted({row.dataset for row in records}))}
     # The newest unit comes last, because of equal outlines the last one's link is used.

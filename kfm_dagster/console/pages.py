@@ -65,7 +65,7 @@ def heading(rows: Iterable[Any], name: str) -> Markup:
 
 @jinja2.pass_context
 def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Markup:
-    """Return the cell of a row in a column; ids are shown by their prefix. A narrow screen shows its label."""
+    """Return a row's cell in a column, labelled for narrow screens, with ids as prefixes."""
     value = value_of(row, name)
     is_whole = isinstance(value, datetime) or name in _PAGES
     kind = ' class="number"' if type(value) is int else ' class="whole"' if is_whole else ""
@@ -79,7 +79,7 @@ def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Marku
 
 @jinja2.pass_context
 def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
-    """Return a time in UTC to the second, or, in the last two days, its age with the time as a title."""
+    """Return a time in UTC to the second, or, within RECENT, its age titled with that time."""
     if value is None:
         return Markup('<span class="soft">none</span>')
     text = rfc3339(value, timespec="seconds")
@@ -200,7 +200,7 @@ def parameters(request: Request) -> list[tuple[str, str]]:
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
-    """Return parameters by name, without `live`. Raises BadRequestError for an unknown parameter."""
+    """Return known parameters, without `live`, or raise BadRequestError for an unknown one."""
     return parameters_by_name(parameters(request), known=known)
 
 
@@ -280,7 +280,7 @@ def duration(value: timedelta | float) -> str:
 
 
 def percentage(share: float | None) -> str:
-    """Return a share of 0 to 1 as a percentage with two decimals, rounded down; `none` without a share."""
+    """Return a share (0 to 1) as a percentage rounded down to two decimals; `none` for None."""
     return "none" if share is None else f"{math.floor(share * 10_000) / 100:g} %"
 
 

@@ -61,7 +61,7 @@ MOST_UNITS = 2_000
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of all records; `depths` returns the messages by queue, and must not wait."""
+    """Return the routes of records; `depths` returns message counts by queue without waiting."""
     pipeline = pages.pipeline
 
     def dead_letters(_: RejectionFilter) -> int | None:
@@ -161,7 +161,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
 
 
 def _opening(pipeline: Pipeline, record: NoddWalRecord) -> str | None:
-    """Return the line of Python that opens a succeeded unit's Item; None without an Item that can be read."""
+    """Return the line of Python that opens a unit's Item; None without a readable Item."""
     if record.status != Status.SUCCEEDED:
         return None
     try:

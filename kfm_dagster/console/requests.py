@@ -73,7 +73,7 @@ def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
 
 
 def is_page(values: Mapping[str, str], accept: str) -> bool:
-    """Return whether to answer with a page: by `format`, else to browsers. Raises BadRequestError."""
+    """Return whether to send a page: by `format` (BadRequestError if unknown), else to browsers."""
     form = values.get("format")
     if form not in {None, "json", "html"}:
         raise BadRequestError(observed=f"format={str(form)[:40]!r}", expected="json or html")

@@ -46,14 +46,14 @@ class QueueWatch:
         return {queue: messages for queue, (at, messages) in list(self._depths.items()) if at >= since}
 
     def look(self) -> None:
-        """Poll each queue once. Messages that a drain has received are hidden, but still dead letters."""
+        """Poll the primary queue's visible messages, and dead letters including those in a drain."""
         settings = self._pipeline.settings
         # Connecting may fail like the request itself.
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
     def watching(self) -> AbstractContextManager[None]:
-        """Poll at once, then every EVERY_SECONDS; the block's end awaits a poll for SHUTDOWN_SECONDS."""
+        """Poll at once and every EVERY_SECONDS; wait up to SHUTDOWN_SECONDS at the end."""
         # A thread that outlives the interpreter keeps DuckDB's objects, which its extension reports as leaked.
         return self._pipeline.threads.repeating(
             self.look, seconds=EVERY_SECONDS, name="queue-watch", at_once=True, patience=SHUTDOWN_SECONDS
