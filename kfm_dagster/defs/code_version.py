@@ -1,4 +1,4 @@
-"""The code's fingerprint and SQL statements, read now and fixed in this process and its forks.
+"""Read the code's fingerprint and SQL statements now, for this process and its forks.
 
 Imported only for this effect, and only by the process from which `code_server.py` forks runs. A run executes the code
 that was imported when the server started, while a fingerprint and statements that are read in the run would be those of

@@ -56,11 +56,10 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 def gate_results(
     key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport, console: str
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield each gate's result: an error if it stops downstream steps, a warning for single units.
+    """Yield each gate's result: an error if it stops later steps, a warning for single units.
 
-    console: base address of the links to failing units, or empty.
-
-    A gate without input passes, unless it removed units of the day in an earlier run.
+    `console` is the base address of links to failing units, or empty. A gate without input passes, unless it removed
+    units of the day in an earlier run.
     """
     verdicts = {verdict.gate: verdict for verdict in decision.verdicts}
     for gate in gates:

@@ -49,7 +49,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         return account_of(self.pipeline.get(), stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
-        """Commit the stage; report its units' outcomes as a materialisation, a skip as an observation.
+        """Commit the stage; report units' outcomes as a materialisation, a skip as an observation.
 
         The cause of a skip is in the log, in the event and in the run's tags.
         """

@@ -1,4 +1,4 @@
-"""Jobs: ingest, beams, gaps, evidence, replay, retention; schedules of listings and retention."""
+"""Dagster's jobs, and the schedules of listings and retention."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 

@@ -24,13 +24,13 @@ ROOTS_ASKED = 500
 
 
 class InstanceReexecutions:
-    """The re-executions of a DAGSTER_HOME; none if Dagster has never run there or does not start."""
+    """Re-executions of a DAGSTER_HOME; none if Dagster has not run there or does not start."""
 
     def __init__(self, dagster_home: Path) -> None:
         self._home = dagster_home
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return at most `limit` re-executions by id prefix, sorted. Raises DatabaseUnavailableError."""
+        """Return at most `limit` re-executions by id prefix, sorted."""
         with self._asked() as instance:
             if instance is None:
                 return []

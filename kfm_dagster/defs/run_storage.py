@@ -233,7 +233,7 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Return whether a run is the newest of its day; the next run's key has its id (`newest_run`)."""
+        """Return whether a run is its day's newest, whose id is in the next run's key."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)

@@ -1,4 +1,4 @@
-"""Sensors: request runs for messages, for pending units, and for work that is due by the clock."""
+"""Sensors that request runs for messages, pending units, and work due by the clock."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -54,7 +54,7 @@ def ingest_sensors(
     wal: WalResource,
     jobs: "Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]",
 ) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on. They request runs of `days`, and report units of other days.
+    """Return the sensors, which request runs of `days` and report units of other days.
 
     `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence. The sensors hold their resources, because
     Dagster would create new resources for every tick, which costs more than an idle tick.
