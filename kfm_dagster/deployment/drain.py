@@ -165,7 +165,7 @@ def report_held_days(ledger: Ledger, report: Callable[[str], None]) -> None:
 
 
 def flush_lineage(lineage: Lineage, report: Callable[[str], None]) -> None:
-    """Publish the lineage of the last steps, which no sensor publishes once a deployment has ended."""
+    """Publish the last steps' lineage, after the deployment's sensors have ended."""
     if (error := lineage.flush()) is not None:
         report(f"lineage waits for its backend: {error}")
 

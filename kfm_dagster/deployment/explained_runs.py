@@ -1,4 +1,4 @@
-"""Explained runs: the records of a database's runs, with the re-executions that its Dagster knows.
+"""Explain runs from a database's records and Dagster's re-executions.
 
 Does not belong here: the records (`exports/explanations`), Dagster's answers (`defs/reexecutions.py`).
 """

@@ -1,4 +1,4 @@
-"""A deployment on a single machine: processes of code server, daemon, web server and console.
+"""Run a deployment on one machine: code server, daemon, web server and console.
 
 The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that waits
 for them is their supervisor. It ends only processes that it started, by pid.

@@ -1,4 +1,4 @@
-"""`kfm queue create`: the plan of a dataset's queues and subscriptions, and its creation (BEY-12).
+"""`kfm queue create`: plan and create a dataset's queues and subscriptions (BEY-12).
 
 `deploy/terraform/queue` is the same plan for Terraform; a test compares both. Missing parts are created, differences
 reported or corrected (`update`); a repetition changes nothing.

@@ -240,7 +240,7 @@ def _valid(folder: Path, now: datetime) -> int:
 
 
 def _hosts(settings: Settings, registry: ContractRegistry) -> list[str]:
-    """Return the hosts of SNS's certificates, one per region of the topics, or the embedded cloud."""
+    """Return the hosts of SNS's certificates, by the topics' regions, or the embedded cloud."""
     if settings.sns_trusted_url:
         return [settings.sns_trusted_url]
     return [f"https://sns.{region}.amazonaws.com/" for region in sorted({arn.split(":")[3] for arn in registry.topics})]
