@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window. Cached, because the days of a dataset share a window."""
+    """Return sea, land and borders of a window, cached because days of a dataset share it."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield possibly visible lines, each with a shift in degrees, because windows may cross the antimeridian."""
+    """Yield possibly visible lines with shifts in degrees, for windows over the antimeridian."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:

@@ -1,4 +1,4 @@
-"""Common parts of pictures: a scale, lines of points, a state machine, and a picture's data URL."""
+"""Common parts of pictures: scales, lines of points, state machines, data URLs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data_url(svg: str) -> str:
 
 
 class Arrow(NamedTuple):
-    """An arrow: `bend` is the sideways shift as a share of its length, `labels` are ids and texts by line."""
+    """An arrow: `bend` is its sideways shift per length; a line of `labels` is an id and a text."""
 
     bend: float = 0.0
     labels: Iterable[tuple[str, str]] = ()
