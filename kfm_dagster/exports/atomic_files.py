@@ -25,7 +25,7 @@ class ForeignFileError(KfmError):
 
 @contextmanager
 def atomic_files(folder: Path, openings: Mapping[str, bytes], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
-    """Open files of a folder for writing; they take their place at the end of a block without error.
+    """Open a folder's files for writing, and put them in place if the block succeeds.
 
     `openings` has the beginning of each file by name, by which the next export recognises the file. `option` is the
     command-line option that names the place.

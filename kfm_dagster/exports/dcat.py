@@ -262,7 +262,7 @@ def themes(contract: DatasetContract) -> Document:
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return the update frequency: by hours or listings, else continuous; `never` for a retired dataset."""
+    """Return the update frequency by hours or listings, else continuous; `never` if retired."""
     seconds = _interval(contract)
     if contract.metadata.retired:
         code, label = "NEVER", "never"

@@ -57,7 +57,7 @@ class Matter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentStatus:
-    """`units` has counts by dataset, for every status; `matters` are sorted by urgency, then by age."""
+    """Counts of units by dataset and every status, and matters by urgency, then by age."""
 
     at: datetime
     well: bool

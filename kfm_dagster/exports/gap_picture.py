@@ -27,7 +27,7 @@ OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapRow:
-    """A dataset or one of its products: its share of objects in each due hour, and its current gap."""
+    """A dataset or a product, with its share of objects per due hour, and its current gap."""
 
     label: str
     shares: Mapping[datetime, float]
@@ -132,7 +132,7 @@ def draw(picture: GapPicture) -> str:
 
 
 def _bars(row: GapRow, hours: Sequence[datetime], x: Scale) -> Iterator[tuple[float | None, float, float]]:
-    """Yield share, start and width of each bar: adjacent hours with the same share form a single bar."""
+    """Yield share, start and width of a bar for each run of hours with the same share."""
     for share, group in groupby(range(len(hours)), key=lambda number: row.shares.get(hours[number])):
         numbers = list(group)
         yield share, x(numbers[0]), x(numbers[-1] + 1) - x(numbers[0])

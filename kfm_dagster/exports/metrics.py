@@ -126,7 +126,7 @@ def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
 def _histogram(
     family: HistogramMetricFamily, bounds: Sequence[float], amounts: Mapping[tuple[str, ...], Mapping[str, float]]
 ) -> Metric:
-    """Add a histogram for each set of label values: numbers of observations by `bound_label`, and their SUM."""
+    """Add a histogram per set of label values, from counts by `bound_label` and their SUM."""
     for labels, by_bound in amounts.items():
         below, buckets = 0.0, []
         for bound in map(bound_label, (*bounds, math.inf)):

@@ -65,7 +65,7 @@ class StageTransition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A recorded retry or replay of a stage, or its compensation: number from 1, begin, and end if ended."""
+    """A recorded retry or replay of a stage, or its compensation; `number` counts from 1."""
 
     at: datetime
     stage: str
@@ -102,7 +102,7 @@ OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
 
 
 class BundleFaultError(Exception):
-    """A part of a bundle does not have the form that an export signs; the text is a short reason."""
+    """A part of a bundle does not have the form that an export signs; the text is the reason."""
 
 
 class SummedFile(Strict):
@@ -114,7 +114,7 @@ class SummedFile(Strict):
 
 
 class Recorded(Strict):
-    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
+    """Counts of records by kind, and the first and last time (RFC 3339) if there are any."""
 
     transitions: int
     retries: int

@@ -1,4 +1,4 @@
-"""The bundle's folder: written whole, verified by signature and sums, put in place by a rename.
+"""The bundle's folder: written whole, renamed into place, verified by signature and sums.
 
 A bundle may be hostile: no link is followed out of the folder, files of a wrong size are not read, and the manifest is
 not trusted before its signature is verified. Verifying writes nothing. Does not belong here: the content of the files.

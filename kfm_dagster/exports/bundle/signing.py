@@ -153,7 +153,7 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open `key`, else the settings' key, else the key in KFM_HOME, which is generated if missing.
+    """Open `key`, else the settings' key, else that of KFM_HOME, generated if missing.
 
     Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """
@@ -165,9 +165,9 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
-    """Return certificates of `file` (a certificate or a keyring), else the settings' key, else KFM_HOME.
+    """Return the certificates of `file`, else of the settings' key, else of KFM_HOME.
 
-    Raises ConfigurationError without any certificate.
+    `file` is a certificate or a keyring. Raises ConfigurationError without any certificate.
     """
     if file is None and settings.signing_key is not None:
         return [_secret_key(settings.signing_key).extract_certificate()]

@@ -48,7 +48,7 @@ class Reexecution:
 
 
 class Reexecutions(Protocol):
-    """The store of runs. Methods raise DatabaseUnavailableError if an existing store is unreadable."""
+    """The store of runs; an existing store that is unreadable raises DatabaseUnavailableError."""
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
         """Return at most `limit` re-executions whose id has this prefix, in the order of their ids."""
@@ -69,7 +69,7 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunReport:
-        """Return the report of a run: `run` is its id, its root's, a unique prefix of either, or `latest`.
+        """Return the report of a run, by its id, its root's, a unique prefix, or `latest`.
 
         A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
         UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.
@@ -143,7 +143,7 @@ class Explanations:
 
 
 def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
-    """Add the audit's facts to an account: the attempts, or that the success was under other inputs."""
+    """Add the audit's facts: the attempts, or that the success was under other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
     if node.fate is StepResult.RAN and attempts > 1:

@@ -86,7 +86,7 @@ def evidence_of(case: QuarantineCase, store: Store) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitHistory:
-    """`issues` are of the run that changed the unit last, `versions` of its object, including this unit.
+    """A unit's records, with issues of the run that changed it last, and its object's versions.
 
     Cases and governance have the newest first, versions and history the oldest. Only a unit in progress is under a
     lease.
@@ -101,7 +101,7 @@ class UnitHistory:
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
-    """Return a unit's history from a single snapshot, except issues; an unreachable store is an issue."""
+    """Return a unit's history from one snapshot, and issues, such as an unreachable store."""
     ledger, wal_id = pipeline.ledger, record.wal_id
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     holder = (record.ingest_run_id, record.dataset) if record.status is Status.IN_PROGRESS else None
