@@ -122,7 +122,7 @@ def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
-    """An entry. `record_version`, `from_status` and `to_status` name the transition that it allows.
+    """An entry, with the record version and statuses of the transition that it allows.
 
     `proposal_id` is the entry that proposed the decision, `approved_by` the actor who approved the proposal.
     """

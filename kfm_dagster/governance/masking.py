@@ -63,7 +63,7 @@ class ExactLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLocation:
-    """The location to show instead: the group of the sites that share it, and a point in degrees."""
+    """The location to show instead: the group of sites that share it, and a point in degrees."""
 
     group: str
     latitude: float
@@ -71,7 +71,7 @@ class MaskedLocation:
 
 
 def masked_location(masking: Masking, site: str, location: ExactLocation, *, salt: bytes = b"") -> MaskedLocation:
-    """Return the location to show for a site: its H3 cell's centre, or a displaced point under a pseudonym.
+    """Return the location to show for a site: its H3 cell's centre, or a displaced point.
 
     A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance are HMAC-SHA256 of the
     site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is displaced

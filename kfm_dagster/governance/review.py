@@ -121,7 +121,7 @@ class OverrideReview:
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Approve a proposal and return it; the caller has to execute its command in this transaction.
+        """Approve a proposal, whose command the caller must execute in this transaction.
 
         Raises RefusedError for an unknown, expired or decided proposal, and if the proposer approves it.
         """
