@@ -77,7 +77,7 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse a node with other inputs or parameters; its result would be stored under a wrong hash."""
+    """Refuse other inputs or parameters: the result would be stored under a wrong hash."""
     added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     actual = {
         "inputs": sorted(

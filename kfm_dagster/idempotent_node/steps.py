@@ -49,7 +49,7 @@ class StepEnd:
 
 
 class StepMeter:
-    """Measures this process's steps. Parallel steps each count CPU and energy of the whole process."""
+    """Meter of steps; each of parallel steps counts CPU and energy of the whole process."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class StepMeter:
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
-        """Initialise the meter. This is slow, so call it before a transaction that blocks other writers."""
+        """Do the slow initialisation, before a transaction that blocks other writers."""
         if self._energy is not None:
             self._energy.prepare()
 

@@ -135,7 +135,7 @@ class IdempotentNodes:
         return intent, self._skip(intent, applied, tx)
 
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
-        """Apply an effect once, with its output, APPLIED and the checkpoint, in the same transaction.
+        """Apply an effect once, with output, APPLIED and checkpoint in the same transaction.
 
         `effect` gets that transaction, and is not called if the content has been applied meanwhile. Exceptions of
         `effect` propagate and leave the intent unchanged.
@@ -283,7 +283,7 @@ def noted(what: str) -> Iterator[None]:
 
 
 def rerun_of(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the same work with a new content hash, because the output of `applied` is not reusable."""
+    """Return the content with a new hash, because the output of `applied` is not reusable."""
     return replace(content, params={**content.params, RERUN: {"run_id": run_id, "after": applied.wal_id}})
 
 

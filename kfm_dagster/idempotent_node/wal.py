@@ -1,4 +1,4 @@
-"""The log of intents (`etl_wal`): a node's work, recorded before the work begins, never deleted.
+"""The log of intents (`etl_wal`), recorded before a node's work begins, never deleted.
 
     PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
 
@@ -40,7 +40,7 @@ class IntentStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """A row of `etl_wal`. `payload` suffices for a rerun; `claimed`: the units that the node claimed."""
+    """A row of `etl_wal`: a `payload` that suffices for a rerun, and the units `claimed`."""
 
     wal_id: int
     run_id: str
