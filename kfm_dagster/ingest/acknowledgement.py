@@ -50,7 +50,7 @@ class Acknowledger:
         return total
 
     def postpone(self, messages: Iterable[DueBackoff]) -> None:
-        """Hide each message for its `seconds` from now, on the queue from which it was last received."""
+        """Hide each message for its `seconds`, on the queue that delivered it last."""
         for queue, postponed in self._by_queue(messages):
             queue.change_visibility([(entry.receipt_handle, entry.seconds) for entry in postponed])
 

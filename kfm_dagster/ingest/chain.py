@@ -237,7 +237,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release the run's claims; if the error cannot be compensated, quarantine the units at fault.
+    """Release the run's claims; quarantine units at fault if the error is not compensable.
 
     Raises ClaimsLostError if the run has lost a claim.
     """
@@ -265,7 +265,7 @@ def _release_claims(
 
 
 def _revoke_outputs(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
-    """Revoke each stage's output in run-state; if that is outside the database, after the commit."""
+    """Revoke each stage's output in run-state, after the commit if it is outside the database."""
     for state in states:
         node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)
 

@@ -87,7 +87,7 @@ class FeedWatch:
         return self.gaps.record(contract.id, hours, at=now, run_id=run_id)
 
     def look(self) -> FeedReport:
-        """Check the days of followed datasets that have holes, or hours settled since the last check.
+        """Check days that have holes, or hours settled since the last check.
 
         Also counts the arrivals of past days. Skips sample feeds, and datasets not followed or switched off.
         """

@@ -363,7 +363,7 @@ def rules_of(node: ChainNode) -> Rules:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return the parameter for masking: a hash of areas and displacement secret, if either applies."""
+    """Return masking's parameter, a hash of areas and displacement secret, if either applies."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}

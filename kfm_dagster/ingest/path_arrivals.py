@@ -1,4 +1,4 @@
-"""The node `path_arrival`: arrival times of a day's radar beams, as two Parquet tables per day.
+"""The node `path_arrival`: arrivals of a day's radar beams, as two Parquet tables.
 
 The node reads the stored outputs of the metadata nodes of all runs. It is not part of the chain, so no unit waits for
 it or fails by it. But it is a stage, and the pipeline card decides the effects of its gates G3, G4 and G7. The output
@@ -317,7 +317,7 @@ class PathArrivals(ChainNode):
 
 
 def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactReference:
-    """Return the address of a table in the node's validation summary: `product` (arrivals) or `paths`."""
+    """Return a table's address in the validation summary: `product` (arrivals) or `paths`."""
     return ArtifactReference(**summary[table])
 
 
@@ -343,7 +343,7 @@ def radars(registry: ContractRegistry) -> list[DatasetContract]:
 
 
 def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
-    """Return days with new metadata whose units have ended, and whose last table is older than PAUSE."""
+    """Return the days that have new metadata, only ended units, and no table within PAUSE."""
 
     def has_ended(dataset: str, day: str) -> bool:
         counts = ledger.day(dataset=dataset, partition=day).counts

@@ -61,7 +61,7 @@ def utc_now() -> datetime:
 
 
 def installed_code(settings: Settings) -> CodeFingerprint:
-    """Fingerprint package and SQL (cached per process). Raises ConfigurationError without a lockfile."""
+    """Fingerprint package and SQL, or raise ConfigurationError without a lockfile."""
     from kfm_dagster.idempotent_node.compute_hash import code_fingerprint  # noqa: PLC0415
 
     image = settings.image_digest or None
@@ -110,7 +110,7 @@ class Pipeline:
         connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
-        """Read the configuration and open the database; `read_only` changes nothing. Raises KfmError."""
+        """Read the configuration and open the database, unchanged if `read_only`, or raise KfmError."""
         if read_only:
             return cls(
                 settings=settings,

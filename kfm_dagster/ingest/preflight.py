@@ -43,7 +43,7 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
 
 
 def hold_roots(settings: Settings, database: Database) -> None:
-    """Mark the roots as roots of this deployment; every process that writes files calls it first.
+    """Mark the roots as this deployment's; each process that writes files calls this first.
 
     Raises ForeignRootError, StoreAccessError and DependencyUnavailableError.
     """

@@ -74,7 +74,7 @@ class ProcessState:
             self.ready = True
 
     def hold_roots(self, settings: Settings, database: Database) -> None:
-        """Mark the roots as roots of this deployment, once. Raises the errors of `preflight.hold_roots`."""
+        """Call `preflight.hold_roots` once, and raise its errors."""
         if not self.held:
             hold_roots(settings, database)
             self.held = True

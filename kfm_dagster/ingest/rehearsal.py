@@ -130,7 +130,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
 
 
 def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterator[str]:
-    """Yield the groups of a key that its Item's id lacks, and the groups in the id that the key lacks."""
+    """Yield the groups of a key that its Item's id lacks, and the reverse."""
     stac = contract.stac
     fields = re.findall(r"{(\w+)}", stac.item_id)
     spans = _spans(contract.storage.key_grammar.pattern, key, match.groups)
@@ -147,7 +147,7 @@ def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterat
 
 
 def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, list[tuple[int, int]]]:
-    """Return where each group's text is in a key, also where a reference repeats it; leave out empty groups."""
+    """Return where each non-empty group's text is in a key, including references."""
     references: dict[str, str] = {}
 
     def as_group(reference: re.Match[str]) -> str:
@@ -164,7 +164,7 @@ def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, li
 
 
 def _lacking(name: str, properties: Mapping[str, Any]) -> str:
-    """Return the finding that the Item lacks a summarised property; it may have it under another prefix."""
+    """Return the finding that the Item lacks a summarised property, or has another prefix."""
     alike = [other for other in properties if other.partition(":")[2] == name.partition(":")[2]]
     hint = f", but {alike[0]}: storage.key_grammar.implied.prefix sets the prefix" if alike else ""
     return f"stac.summaries: the Item has no {name}{hint}"
