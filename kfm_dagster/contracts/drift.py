@@ -58,7 +58,7 @@ class Drift:
 
 
 class RegistryExceptions(Strict):
-    """`registry-exceptions.yaml`: differences that a maintainer has examined, each with its reason."""
+    """`registry-exceptions.yaml`: differences that a maintainer has examined, with reasons."""
 
     version: Literal["1.0.0"]
     untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract takes.")
@@ -67,7 +67,7 @@ class RegistryExceptions(Strict):
 
     @classmethod
     def load(cls, folder: Path | None) -> RegistryExceptions:
-        """Read the file of a folder, or of this release. Raises CardError with file, line and reason."""
+        """Read the folder's file, else that of this release; raise CardError for a faulty file."""
         text, source = text_in(folder, EXCEPTIONS)
         return parse(text, cls, source=source)
 
@@ -99,7 +99,7 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
 def _missing(
     noun: str, used: Mapping[str, Iterable[DatasetContract]], unused: Collection[str], listed: Collection[str]
 ) -> Iterator[Drift]:
-    """Yield the topics or buckets of contracts that no entry has, with the unused ones that resemble them."""
+    """Yield contracts' topics or buckets without an entry, with similar unused ones."""
     for name, users in used.items():
         if name not in listed:
             alike = _resembling(name, unused)

@@ -158,7 +158,7 @@ class StacResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenanceResult:
-    """Section set by provenance-emit. The ids are deterministic: a repeated emit gives the same ids."""
+    """Section set by provenance-emit; a repeated emit gives the same ids."""
 
     status: ProvenanceStatus
     activity_id: str | None = None
@@ -229,12 +229,12 @@ class Envelope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the unit closes its chunk's volume, because the radar has begun a later volume (ADR 028)."""
+        """Whether the unit closes its volume, because the radar has begun a later one (ADR 028)."""
         return self.object_version == CLOSED
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Issues of all operators so far, in the order of the chain, then of gates and governance rules."""
+        """Issues of the operators in the chain's order, then of gates and governance rules."""
         results = (getattr(self, name) for name in _SECTIONS)
         return tuple(issue for result in results if result is not None for issue in result.issues) + self.gate_issues
 

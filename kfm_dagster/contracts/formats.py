@@ -1,4 +1,4 @@
-"""Formats of objects: sources, units and STAC extensions of a reader's fields, in `formats/<reader>.yaml`.
+"""Sources, units and STAC extensions of a reader's fields, from `formats/<reader>.yaml`.
 
 A contract adds entries for its own dataset, such as for the names of its files; these entries come first. A file whose
 name begins with `_` has entries that several readers share.

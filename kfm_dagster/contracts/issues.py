@@ -151,7 +151,7 @@ ERROR_CODES: tuple[str, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
-    """A finding about a unit: a code of a fixed list, its severity by the contract, and a short text.
+    """A finding about a unit: a code of a fixed list, its severity by contract, a short text.
 
     The text may quote an object, so characters that are unsafe in a terminal are escaped.
     """

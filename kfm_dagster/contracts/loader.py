@@ -35,7 +35,7 @@ def _of_texts(texts: tuple[tuple[str, str], ...]) -> ContractRegistry:
 
 @lru_cache(maxsize=64)
 def parse_contract(text: str, *, source: str) -> DatasetContract:
-    """Build a contract from YAML, with its format's fields. Raises ContractError naming source, line and wrong key.
+    """Build a contract with its format's fields from YAML, or raise ContractError.
 
     Cached: parsing the built-in contracts takes two thirds of the time to open a pipeline, and contracts are frozen.
     """
@@ -53,7 +53,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class ContractRegistry:
-    """All contracts in force, and the routing derived from them. Equal texts give the same registry object."""
+    """All contracts in force, and their routing; equal texts give the same registry object."""
 
     contracts: Mapping[str, DatasetContract]
     unfollowed: Mapping[str, DatasetContract] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def only(self, names: Iterable[str]) -> ContractRegistry:
-        """Return the registry of the followed datasets; without names, all are followed. Raises ContractError."""
+        """Follow only the named datasets, or all without names; raise ContractError for wrong names."""
         return _following(self, frozenset(names) or frozenset(self.contracts))
 
     @cached_property
@@ -108,7 +108,7 @@ class ContractRegistry:
         return ContractRegistry(contracts=dict(sorted(contracts.items()))) if self.unfollowed else self
 
     def public_id(self, dataset: str) -> str:
-        """Return a dataset's public name, or the id of another team's dataset, which has no contract."""
+        """Return a dataset's public name, or the id of a dataset without a contract."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 
@@ -206,7 +206,7 @@ class ContractRegistry:
 
 
 class DeferredRegistry(ContractRegistry):
-    """The registry of a folder, loaded on first use, because most commands that only read need no contract."""
+    """A folder's registry, loaded on first use: most reading commands need no contract."""
 
     def __init__(self, extra_dir: Path | None) -> None:
         vars(self).update(extra_dir=extra_dir, unfollowed={})

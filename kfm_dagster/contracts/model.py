@@ -284,7 +284,7 @@ class DatasetContract(Strict):
 
     @property
     def governed(self) -> bool:
-        """Whether the dataset's internal name stays out of public outputs (run-state pattern, FAIR+CARE)."""
+        """Whether public outputs omit the dataset's internal name (run-state pattern, FAIR+CARE)."""
         return self.governance.sensitivity != "none" or self.governance.indigenous_data_flag
 
     @property
@@ -293,7 +293,7 @@ class DatasetContract(Strict):
         return pseudonym(self.id) if self.governed else self.id
 
     def is_live(self, day: date) -> bool:
-        """Return whether objects of a UTC day can come: only before the day of the dataset's retirement."""
+        """Return whether a UTC day is before the dataset's retirement, so that objects can come."""
         return self.metadata.retired is None or day < self.metadata.retired.since
 
     def live_topics(self, day: date) -> list[str]:

@@ -1,7 +1,7 @@
-"""The AWS open-data registry: a YAML file per entry, as in `datasets/` of github.com/awslabs/open-data-registry.
+"""Entries of the AWS open-data registry, from YAML files of awslabs/open-data-registry.
 
-Belongs here: what an entry states of topics, buckets, licence and retirement. Does not belong here: the comparison
-with the contracts (`drift.py`). Nothing is fetched: the files are in a folder.
+Belongs here: topics, buckets, licence and retirement in an entry. Does not belong here: the comparison with the
+contracts (`drift.py`). Nothing is fetched: the files are in a folder.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OpenDataRegistry:
 
     @classmethod
     def read(cls, folder: Path) -> OpenDataRegistry:
-        """Read the `*.yaml` of a folder. Raises ConfigurationError for a malformed file, or without any."""
+        """Read a folder's `*.yaml`; raise ConfigurationError for a faulty file or an empty folder."""
         files = sorted(folder.glob("*.yaml"))
         entries = (
             parse(read_text(file), RegistryEntry, source=str(file)).model_copy(update={"name": file.stem})

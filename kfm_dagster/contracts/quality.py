@@ -1,4 +1,4 @@
-"""A contract's quality declarations: peers, citations, units, freshness, coverage, key values.
+"""A contract's declarations of quality, such as freshness, coverage and citations.
 
 Belongs here: the declarations and how they match; a unit's peer sizes (peers are objects of the same product, whose
 sizes predict each other, ADR 030), and the range of sizes that are not suspect; the properties (a member, a grid, a
@@ -42,7 +42,7 @@ def covers(pattern: str, path: str) -> bool:
 
 @unique
 class AnchorKind(StrEnum):
-    """Kind of content at an anchor (P/S/M/I of the pipeline card's section II, "unified numbering" of its library)."""
+    """Kind of content at an anchor (pipeline card, section II, "unified numbering")."""
 
     P = "P"
     """Postulate: a definition or convention that is set, not derived. A code table, a register."""
@@ -55,7 +55,7 @@ class AnchorKind(StrEnum):
 
 
 class Citation(Strict):
-    """Source that defines fields: volume, version, anchor (pipeline card, chapter 7, section II)."""
+    """Document that defines fields (pipeline card, chapter 7, section II)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
     volume: _Text = Field(description="The document, with its number.")
@@ -129,7 +129,7 @@ class ExpectedProduct(Strict):
         return self
 
     def of_each_value(self) -> Iterator[ExpectedProduct]:
-        """Yield a product for each combination of the groups' values. Raises ValueError for an unknown {field}."""
+        """Yield a product per combination of group values; raise ValueError for an unknown {field}."""
         for values in itertools.product(*(value.split("|") for value in self.groups.values())):
             groups = dict(zip(self.groups, values, strict=True))
             try:

@@ -1,4 +1,4 @@
-"""The source of a dataset: the messages that announce its objects, the grammar of its keys, buckets and listings.
+"""The source of a dataset: its messages, key grammar, buckets and listings.
 
 Belongs here: the part of a contract on the place of objects and their discovery. Does not belong here: applying
 the key pattern (`key_grammar.py`), and the rest of the contract (`model.py`).
@@ -69,7 +69,7 @@ class Notifications(Strict):
 
     @property
     def names_versions(self) -> bool:
-        """Whether messages name an object's version; a chunk's message does not, because its key is written once."""
+        """Whether messages name an object's version; a chunk is written once and has none."""
         return "s3-event" in self.shapes
 
 
@@ -126,7 +126,7 @@ def _joined(pattern: object) -> object:
 
 
 class KeyGrammar(Strict):
-    """The key's grammar: `pattern` is a regular expression of the whole key with named groups; times are UTC."""
+    """Regular expression of a whole key, with named groups; times are UTC."""
 
     pattern: Annotated[Regex, BeforeValidator(_joined, json_schema_input_type=str | list[str])] = Field(
         description="A long pattern may be a list of pieces, which are joined."

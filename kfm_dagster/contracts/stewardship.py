@@ -42,7 +42,7 @@ class Embargo(Strict):
 
 
 class Masking(Strict):
-    """Method that generalises locations before anything is stored, and the steward who requested it.
+    """Method that generalises locations before anything is stored, as a steward requested.
 
     h3 generalises to the cell that contains the footprint's centre, donut to a cell around a secretly displaced centre,
     minimum_m to maximum_m away; the same place always has the same displacement. Only the times and the named

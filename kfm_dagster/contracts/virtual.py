@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
 class VirtualStore(Strict):
-    """Rule by which Items of a kind become the steps of a store, one store for each name and day."""
+    """Rule by which Items of a kind become the steps of a store per name and day."""
 
     match: dict[_Group, Regex] = Field(
         description="Groups of the key grammar, each with a regular expression for the whole value of the group."
