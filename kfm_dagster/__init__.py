@@ -1,4 +1,4 @@
-"""Ingest NOAA open data (NODD) from SQS messages into a STAC catalog with provenance, each effect once.
+"""Ingest NOAA open data (NODD) into a STAC catalog with provenance, each effect once.
 
     import kfm_dagster as kfm
 

@@ -32,7 +32,7 @@ from kfm_dagster.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble the definitions. Raises KfmError for a wrong configuration, so that no run begins."""
+    """Assemble the definitions, or raise KfmError for a wrong configuration."""
     return _assemble(*_inputs(settings))
 
 

@@ -1,4 +1,4 @@
-"""Documents (contracts, the pipeline card, selections, plans): YAML text, validated by a model.
+"""YAML documents (contracts, the pipeline card, selections, plans), validated by models.
 
 Every process first reads contracts and the card, so the parser must be fast. Belongs here: the choice of the parser,
 and the first fault of a wrong document, with its location and the expected value. Does not belong here: the models, or

@@ -1,4 +1,4 @@
-"""The last import of the process that forks runs: it assembles the definitions and freezes all objects.
+"""Assemble the definitions and freeze all objects: the last import before runs are forked.
 
 A forked run begins with the modules and objects of its parent, and assembles definitions again only if their inputs
 have changed. Both share memory until one of them writes. The garbage collector writes into each object that it

@@ -81,7 +81,7 @@ class RetentionPolicy(Strict):
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
-        """Read the file of a folder, or of this release. Raises CardError with file, line and reason."""
+        """Read the folder's file, else that of this release; raise CardError for a faulty file."""
         text, source = text_in(folder, RETENTION)
         return parse(text, cls, source=source)
 

@@ -444,7 +444,7 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed. Without KFM_SNS_VERIFY, they must in prod and on AWS's queues.
+        """Whether messages must be signed: by KFM_SNS_VERIFY, else in prod and on AWS's queues.
 
         The queue's endpoint decides, not the topic's name, because topics of an embedded cloud have NOAA's names.
         """
@@ -464,7 +464,7 @@ class Settings(BaseModel):
 
     @property
     def max_bulk_in_flight_units(self) -> int:
-        """Limit of bulk units in flight; at the limit, a backfill waits before it lists its next day."""
+        """Limit of bulk units in flight, at which a backfill waits before it lists its next day."""
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:

@@ -1,4 +1,4 @@
-"""The guard of a web server: it stops pages of other sites from reading or changing data through a person's browser.
+"""Guard a web server: refuse requests that other sites' pages make through a browser.
 
 Browsers state the host that a request is for (Host) and the page that it comes from (Origin, Sec-Fetch-Site). Belongs
 here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's identity
