@@ -174,7 +174,7 @@ def collection_document(
 
 
 def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
-    """Return the assets of a Collection: what followers publish of its Items."""
+    """Return the assets of a Collection, which followers publish from its Items."""
     assets: dict[str, Any] = {MIRROR_ASSET: MIRROR} if places.geoparquet else {}
     if places.virtual and contract.virtual:
         assets[VIRTUAL_ASSET] = {

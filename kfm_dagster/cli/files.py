@@ -1,4 +1,4 @@
-"""Check before any work that a command's files and folders can be written. Nothing else."""
+"""Check before any work that a command's files and folders can be written."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10.0
-"""From the connection, or the previous answer, to the end of the request: milliseconds on loopback and behind a proxy,
-some seconds over a bad line."""
+"""Longest wait for a whole request; it takes milliseconds on loopback or behind a proxy, seconds over a bad line."""
 MOST_CONNECTIONS = 512
 """Half of a process's default file descriptors (1,024); a browser keeps up to six connections."""
 MOST_REQUESTS = 32

@@ -34,7 +34,7 @@ KINDS = {
     "retired": ("an entry retires data of {datasets}", "set metadata.status, or except the sentence with the reason"),
     "stale": ("the exception does not apply any more", "remove it"),
 }
-"""What differs and the next step, by the last word of a drift's kind."""
+"""The difference and the next step, by the last word of a drift's kind."""
 _ALIKE = 0.9
 """Least ratio of difflib for names that are alike: a letter in ten may differ."""
 _SHOWN = 300
@@ -122,7 +122,7 @@ def _differences(contract: DatasetContract, registry: OpenDataRegistry) -> Itera
 
 
 def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes: Iterable[str]) -> Iterator[Drift]:
-    """Yield the sentences that retire a living dataset, and the quotes that are in none of them."""
+    """Yield unquoted sentences that retire a living dataset, and quotes that match no sentence."""
     unused = dict.fromkeys(quotes)
     for entry in registry.entries.values():
         for sentence in entry.retirements:

@@ -386,10 +386,10 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         text = re.sub(rf"(?m)^  {key}: .*(\n    .*)*$", line, text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
-    # The new dataset lives, and its bucket has other mirrors.
+    # The new dataset is not retired, and its bucket has other mirrors.
     text = re.sub(r"(?m)^  (?:status|retired): .*\n(?:    .*\n)*", "", text)
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
-    # The new dataset's keys state other values.
+    # The new dataset's keys have other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # The variation of the new dataset's sizes is not known yet.
     text = re.sub(r"(?m)^  peers: .*\n", "", text)

@@ -1,8 +1,8 @@
 """Read the code's fingerprint and SQL statements now, for this process and its forks.
 
-Imported only for this effect, and only by the process from which `code_server.py` forks runs. A run executes the code
-that was imported when the server started, while a fingerprint and statements that are read in the run would be those of
-a later update. No definition belongs here.
+Imported only for this effect, by the process from which `code_server.py` forks runs. A run executes the code that the
+server imported at its start. If the run read fingerprint and statements itself, they could be those of a later update.
+No definition belongs here.
 """
 
 from __future__ import annotations
