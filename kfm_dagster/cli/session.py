@@ -1,4 +1,4 @@
-"""Open the pipeline for a command that reads a deployment or decides about it. Nothing else."""
+"""Open the pipeline for a command that reads a deployment or decides about it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="O
 def list_command(
     *columns: str, ids_of: str | None = None
 ) -> Callable[[Callable[..., Iterable[Any] | None]], Callable[..., None]]:
-    """Make a function that returns rows a list command with --json and --ids.
+    """Return a decorator by which a function of rows becomes a command with --json and --ids.
 
     `ids_of` is the column of the ids, by default the first. A function that returns None has printed its answer.
     """

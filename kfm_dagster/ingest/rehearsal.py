@@ -164,7 +164,7 @@ def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, li
 
 
 def _lacking(name: str, properties: Mapping[str, Any]) -> str:
-    """Return the finding that the Item lacks a summarised property, or has another prefix."""
+    """Return the finding that the Item lacks a summarised property; hint at another prefix."""
     alike = [other for other in properties if other.partition(":")[2] == name.partition(":")[2]]
     hint = f", but {alike[0]}: storage.key_grammar.implied.prefix sets the prefix" if alike else ""
     return f"stac.summaries: the Item has no {name}{hint}"
