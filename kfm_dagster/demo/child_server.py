@@ -28,7 +28,7 @@ STOP_SECONDS = 5.0
 
 
 class ChildServer:
-    """A child process that serves on loopback. Use it as a context manager, or call `start` and `stop`."""
+    """A child process that serves on loopback, from `start` to `stop` or within a context."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class ChildServer:
         return None if self._process is None else self._process.pid
 
     def start(self) -> Self:
-        """Start the child and wait until it listens. Raises DependencyUnavailableError, with nothing left running."""
+        """Start the child and wait until it listens.
+
+        A failed start leaves no process and raises DependencyUnavailableError.
+        """
         # A file instead of a pipe, because without a reader a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         try:
@@ -140,7 +143,7 @@ class ChildServer:
 
 
 def end_with_parent() -> None:
-    """Call in a Python child: end this process as soon as its standard input ends, however the parent died."""
+    """End this Python child when its standard input ends, however the parent died."""
 
     def watch() -> None:
         while sys.stdin.buffer.read(1):

@@ -57,7 +57,7 @@ class ProvisionedQueues:
 
 
 class EmbeddedCloud:
-    """S3, SNS and SQS on loopback while the context is open; all data is in memory and lost afterwards."""
+    """S3, SNS and SQS on loopback with data in memory, while the context is open."""
 
     def __init__(self, *, primary_queue: str = "kfm-nodd-primary", dlq: str = "kfm-nodd-dlq") -> None:
         self.primary_queue = primary_queue
@@ -98,7 +98,7 @@ class EmbeddedCloud:
         return self._server.pid
 
     def environment(self) -> dict[str, str]:
-        """Return variables that point boto3, obstore and `Settings` of another process at this cloud.
+        """Return variables that point clients and `Settings` of another process at this cloud.
 
         Only a process with these variables trusts this cloud's signatures; it refuses all other signatures.
         """
@@ -122,7 +122,7 @@ class EmbeddedCloud:
     @overload
     def client(self, service: Literal["sqs"], *, account: str | None = None) -> SQSClient: ...
     def client(self, service: Literal["s3", "sns", "sqs"], *, account: str | None = None) -> Any:
-        """Build a boto3 client of this cloud; with `account` (12 digits) it acts as that account, else as ours."""
+        """Build a boto3 client of this cloud that acts as an account (12 digits), by default ours."""
         client = aws_client(service, endpoint_url=self.endpoint_url)
         if account is not None:
 
@@ -135,9 +135,9 @@ class EmbeddedCloud:
     def provision(
         self, registry: ContractRegistry, *, visibility_timeout: int = 900, max_receive_count: int = 5
     ) -> ProvisionedQueues:
-        """Make every bucket and topic of the contracts, the queues, and a subscription per topic. Idempotent.
+        """Create the contracts' buckets and topics, the queues, and the topics' subscriptions.
 
-        visibility_timeout is in seconds. After max_receive_count receives, SQS moves a message to the DLQ.
+        Idempotent. visibility_timeout is in seconds. After max_receive_count receives, SQS moves a message to the DLQ.
         """
         s3 = self.client("s3")
         for bucket in registry.buckets:
@@ -163,7 +163,7 @@ class EmbeddedCloud:
 
 
 def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[str, str]:
-    """Return variables that point another process's AWS clients at a loopback endpoint, and nowhere else."""
+    """Return variables that point another process's AWS clients only at a loopback endpoint."""
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
         # A service's own variable has precedence over AWS_ENDPOINT_URL, so it must not lead to the real AWS.
@@ -199,7 +199,7 @@ def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> An
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """Share a session, because each new session would read botocore's service descriptions again."""
+    """Share a session, because each session reads botocore's service descriptions anew."""
     return boto3.session.Session()
 
 
@@ -212,7 +212,7 @@ def create_queues(
     max_receive_count: int,
     topic_arns: Sequence[str] = (),
 ) -> ProvisionedQueues:
-    """Make a queue that redrives to its dead-letter queue and accepts messages of the topics. Idempotent."""
+    """Create or update a queue for the topics' messages, and its dead-letter queue."""
 
     def create(name: str, attributes: Mapping[QueueAttributeNameType, str]) -> tuple[str, str]:
         url = sqs.create_queue(QueueName=name)["QueueUrl"]

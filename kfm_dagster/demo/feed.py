@@ -54,7 +54,7 @@ class StoredAs(StrEnum):
 
     WHOLE = "whole"
     TRUNCATED = "truncated"
-    """The first half of it; the announcement has the size and ETag of the whole."""
+    """The first half of the object; the announcement has the size and ETag of the whole."""
     MISSING = "missing"
 
 
@@ -81,12 +81,12 @@ class ObjectEvent:
 
     @property
     def sequencer(self) -> str:
-        """Hexadecimal text that grows with time, like S3's: ten digits of seconds, eight of nanoseconds."""
+        """Hexadecimal text of seconds and nanoseconds, which grows with time like S3's."""
         moment = self.event_time.astimezone(UTC)
         return f"{int(moment.timestamp()):010X}{moment.microsecond * 1000:08X}"
 
     def record(self) -> dict[str, Any]:
-        """Return a record of S3's version 2.1 ("Event message structure", S3 User Guide), with form-encoded key."""
+        """Return S3's event record, version 2.1 (S3 User Guide, "Event message structure")."""
         digest = hashlib.sha256(f"{self.bucket}/{self.key}/{self.etag}".encode()).hexdigest()
         return {
             "eventVersion": "2.1",
@@ -118,7 +118,7 @@ class ObjectEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """Outcomes of a folder's files: data objects by dataset, sidecars, and reasons of skipped paths.
+    """Outcomes of a folder's files: objects by dataset, sidecars, and reasons of skipped paths.
 
     `published` are the data objects, as `s3://bucket/key`; `first_day` is their earliest day. `unannounced` has
     dataset and day of the objects that no topic announces; a listing finds them.
@@ -149,12 +149,12 @@ class Feed:
         return self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType=typed)["ETag"].strip('"')
 
     def event(self, *, bucket: str, key: str, size: int, etag: str) -> ObjectEvent:
-        """Describe a new object; its event time follows from its key, or is now for a key without a time."""
+        """Describe a new object; its event time follows from its key, else is the present time."""
         event_time = self._time_of(bucket, key) or datetime.now(UTC)
         return ObjectEvent(bucket=bucket, key=key, size=size, etag=etag, event_time=event_time)
 
     def announce(self, events: Iterable[ObjectEvent]) -> int:
-        """Publish a message per event, through the topic of its bucket, in order within a topic; return how many.
+        """Publish a message per event, in order within each topic; return the number of messages.
 
         Raises ConfigurationError for a bucket of no contract, QueueUnavailableError when SNS refuses a message.
         """
@@ -169,7 +169,7 @@ class Feed:
         return sum(len(messages) for messages in by_topic.values())
 
     def announce_together(self, events: Iterable[ObjectEvent]) -> None:
-        """Publish one message with all events, as S3 may do, through the topic of the first event's bucket."""
+        """Publish a single message with all events, to the topic of the first event's bucket."""
         listed = list(events)
         self._publish(topic_of(self._registry, listed[0].bucket), [_notification(listed)])
 
@@ -179,7 +179,7 @@ class Feed:
         self._sqs.send_message(QueueUrl=url, MessageBody=body)
 
     def deliver(self, item: FeedObject) -> ObjectEvent:
-        """Store an object whole, in part or not at all, and return the event that announces the whole."""
+        """Store an object by its `delivery`; return the event that announces the whole object."""
         if item.delivery is not StoredAs.MISSING:
             stored = item.content if item.delivery is StoredAs.WHOLE else item.content[: len(item.content) // 2]
             self.put(item.bucket, item.key, stored, content_type=item.content_type)
@@ -238,7 +238,7 @@ class Feed:
         )
 
     def store_folder(self, folder: Path) -> None:
-        """Store every file `folder/<bucket>/<key>` of a contract's bucket, unannounced; the folder may be missing."""
+        """Store the files `folder/<bucket>/<key>`, unannounced; the folder may be missing."""
         for path, bucket, key in _files(folder):
             if key and bucket in self._registry.buckets:
                 with path.open("rb") as file:
@@ -324,9 +324,9 @@ def _notification(events: Iterable[ObjectEvent]) -> str:
 
 
 def chunk_notification(event: ObjectEvent) -> str:
-    """Return Unidata's message of a chunk: its key `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND` in fields.
+    """Return Unidata's message of a chunk, whose fields are the parts of its key.
 
-    Raises ConfigurationError for a key of another form.
+    Raises ConfigurationError for a key that is not `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND`.
     """
     match = _CHUNK_KEY.fullmatch(event.key)
     if match is None:

@@ -1,4 +1,4 @@
-"""moto's server as the child process of `cloud.py`: `python -m kfm_dagster.demo.moto_server`.
+"""moto's server as a child process: `python -m kfm_dagster.demo.moto_server`.
 
 Belongs here: only code that must run inside that process. The process listens on a free loopback port, prints the port,
 and ends when its standard input ends.

@@ -71,9 +71,9 @@ def run_demo(
     report: Callable[[Progress], None],
     say: Callable[[str], None],
 ) -> DrainResult:
-    """Run the demo below `home`. Raises KfmError with one line; a second call continues where the first stopped.
+    """Run the demo below `home`; a later call continues where an earlier call stopped.
 
-    `objects` is a folder of objects instead of the samples; with `all_datasets` there are samples of every dataset.
+    `objects`: a folder instead of the samples; `all_datasets`: samples of every dataset. Raises KfmError.
     """
     if objects is not None and not objects.is_dir():
         raise ConfigurationError(
@@ -125,7 +125,7 @@ def demo_settings(home: Path) -> Settings:
 
 
 def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Expected:
-    """Publish a folder of real objects, or the samples, good and bad; return the expected outcomes."""
+    """Publish a folder of objects, else the samples; return the expected outcomes."""
     home = pipeline.settings.home
     if objects is not None:
         published = _feed_folder(pipeline, feed, objects)
@@ -143,7 +143,7 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datas
 
 
 def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
-    """Publish a folder, make its days partitions before a message is received, and list unannounced days."""
+    """Publish a folder, extend the partition window to it, and list its unannounced days."""
     published = feed.from_folder(objects)
     serve_folder(pipeline.settings.home, objects)
     if published.first_day is not None:

@@ -80,7 +80,7 @@ _MALFORMED = '{"Type": "Notification", "TopicArn": "arn:aws:sns:us-east-1:123901
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedSamples:
-    """Published objects as `s3://bucket/key`; `messages` counts the messages that reached the queue."""
+    """Published objects as `s3://bucket/key`, and the number of messages in the queue."""
 
     objects: tuple[str, ...]
     sidecars: tuple[str, ...]
@@ -98,7 +98,7 @@ class PublishedSamples:
 
 
 def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
-    """Make the objects of two days: 12 GOES ABI, 8 NEXRAD, 8 HRRR with sidecars, one truncated and one missing."""
+    """Yield the objects of two days: GOES ABI, NEXRAD, HRRR with sidecars; two are spoilt."""
     midnight = datetime.combine(first_day, time(), UTC)
     for satellite, product, band, hours in (*_GOES, _TRUNCATED):
         start = midnight + timedelta(hours=hours)
@@ -118,7 +118,7 @@ def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
 
 
 def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSamples:
-    """Put and announce every sample object, three volumes in one message, one object twice, and one malformed body."""
+    """Publish the samples, with a shared message, a duplicate and a malformed message."""
     uris: dict[StoredAs, list[str]] = {delivery: [] for delivery in StoredAs}
     events = []
     for item in sample_objects(first_day):
@@ -170,7 +170,7 @@ def served_folders(home: Path) -> list[str]:
 
 
 def mend_samples(home: Path) -> list[str]:
-    """Store each spoilt sample whole, as its provider would, now and at later starts of `kfm ui`; return the URIs.
+    """Store each spoilt sample whole, now and at later starts of `kfm ui`; return the URIs.
 
     Raises DependencyUnavailableError unless `kfm ui` serves the samples of `home`.
     """

@@ -1,7 +1,6 @@
-"""Sample NetCDF-4 files after CF: climate grids, sea ice, the National Water Model and ocean forecasts.
+"""Samples of CF files: climate grids, sea ice, the National Water Model, ocean forecasts.
 
-Belongs here: small files with true keys, axes, positions, grid mappings and names of fields, written by h5py. Does not
-belong here: reading them. No chunk of a field is written, so that every cell is the fill value.
+No chunk of a field is written, so that every cell is the fill value.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def _both_hemispheres(day: date, count: int, folder: str, stamp: str) -> Iterato
 
 
 def _water(valid: datetime, run: datetime, fields: Iterable[str], *, reaches: int = 0, placed: bool = True) -> bytes:
-    """Make a file of the National Water Model: reaches with or without positions, else the grid of 1 km."""
+    """Make a file of the National Water Model: of `reaches`, else of the grid of 1 km."""
 
     def write(file: h5py.File) -> None:
         _clock(file, [valid], EPOCH)
@@ -213,7 +212,7 @@ def nwm_samples(day: date, count: int) -> Iterator[Sample]:
 def _ocean(
     valid: datetime, longitudes: Any, latitudes: Any, names: tuple[str, ...], places: tuple[str, str], *, clock: str
 ) -> bytes:
-    """Make a file of an ocean model; `names` are its dimensions, `places` its variables of positions."""
+    """Make an ocean model's file with dimensions `names` and variables of positions `places`."""
 
     def write(file: h5py.File) -> None:
         _clock(file, [valid], datetime(2016, 1, 1, tzinfo=UTC), clock)
@@ -227,7 +226,7 @@ def _ocean(
 
 
 def ofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first files of noon: a curvilinear grid of ROMS, a mesh of FVCOM, stations, a regular grid."""
+    """Yield the first files of noon: a ROMS grid, an FVCOM mesh, stations, a regular grid."""
     run = datetime.combine(day, time(12), UTC)
     valid, angle = run + timedelta(hours=1), np.radians(20)
     east, north = np.meshgrid(np.arange(60) * 0.02, np.arange(90) * 0.02)
@@ -247,7 +246,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first files of a run. No positions are written, because real files have too many to read."""
+    """Yield the first files of a run without positions, which are too many to be read."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:

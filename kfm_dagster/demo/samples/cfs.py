@@ -1,7 +1,6 @@
-"""CFS samples: small GRIB2 objects of fluxes with the model's keys, Gaussian grid and index sidecars.
+"""CFS samples: small GRIB2 objects of fluxes with the model's keys, grid and sidecars.
 
-Belongs here: deterministic objects for the demo and tests. Does not belong here: real data, nor how a message is
-written (`grib2_messages.py`). Leads end at ten days; NCEP publishes more.
+Leads end at ten days; NCEP publishes more. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def make_cfs(*, run: datetime, lead: int, member: str = "01") -> tuple[str, byte
 
 
 def cfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
+    """Yield bucket, key and content of `count` objects of a UTC day, short leads first.
 
     `make_cfs` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """

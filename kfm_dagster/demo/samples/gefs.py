@@ -1,10 +1,7 @@
-"""GEFS samples: small GRIB2 objects with the Global Ensemble's keys, grids and index sidecars.
-
-Belongs here: deterministic objects of the members, their mean and their spread. Does not belong here: real data, nor
-how a message is written (`grib2_messages.py`).
+"""GEFS samples: small GRIB2 objects with the ensemble's keys, grids and sidecars.
 
 The leads of the first 16 days are every third hour to 240, then every sixth hour to 384. Fields at 0.25 degrees end at
-240.
+240. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "
 
 
 def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
+    """Yield bucket, key and content of `count` objects of a UTC day, short leads first.
 
     `make_gefs` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """
@@ -92,7 +89,7 @@ def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _role(member: str) -> EnsembleRole:
-    """Return a member's role in section 4 and in the index: code table 4.6, for mean and spread 4.7."""
+    """Return a member's role, by code table 4.6 and, for mean and spread, 4.7."""
     if member in {"avg", "spr"}:
         kind, text = {"avg": (0, "ens mean"), "spr": (4, "ens spread")}[member]
         return EnsembleRole(template=2, octets=bytes([kind, _SIZE]), text=text)

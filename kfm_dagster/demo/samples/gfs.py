@@ -91,7 +91,7 @@ def make_gfs(
 
 
 def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: str = "gfs") -> tuple[str, bytes, str]:
-    """Make an object of the sea: its key, its content and the text of its `.idx`, as `make_gfs` does."""
+    """Make an object of the sea, as `make_gfs` makes an object of the atmosphere."""
     utc = _cycle(run)
     resolutions = dict(WAVES)
     if lead not in LEADS or region not in resolutions or model not in {"gfs", "gdas"}:
@@ -102,7 +102,7 @@ def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: st
 
 
 def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
+    """Yield bucket, key and content of `count` objects of a UTC day, short leads first.
 
     `make_gfs` and `make_gfs_wave` also return each object's sidecar. Raises ValueError if a day has fewer objects.
     """

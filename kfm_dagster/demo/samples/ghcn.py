@@ -1,7 +1,6 @@
-"""Small GHCN objects in the true format, for the demo and the tests: GHCNh of a station, GHCN-Daily of a year.
+"""Small GHCN objects in the true format: GHCNh of a station, GHCN-Daily of a year.
 
-Belongs here: rows as NCEI's documentation lays them out, and gzip and Parquet around them. Does not belong here:
-weather; the values are a fixed pattern. Stations are those of the ISD samples.
+Rows are as in NCEI's documentation, stations as in the ISD samples; the values are a fixed pattern.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ELEMENTS = ("TMAX", "TMIN", "PRCP", "SNWD")
 
 
 def station_id(station: Station) -> str:
-    """Return an identifier of eleven characters, as of a station of the United States with a WBAN number."""
+    """Return the identifier of a station of the United States with a WBAN number."""
     return f"USW000{station.wban}"
 
 
@@ -89,7 +88,7 @@ def make_ghcn_daily_parquet(rows: list[list[str]], *, year: int, element: str) -
 
 
 def ghcn_hourly_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` objects (bucket, key, content): for each station its period of record, then its year."""
+    """Yield bucket, key and content of each station's period of record, then of its year."""
     for index in range(count):
         yield HOURLY_BUCKET, *make_ghcn_hourly(sample_station(index // 2), until=day, of_year=bool(index % 2))
 

@@ -1,8 +1,7 @@
-"""Sample GOES ABI objects: small NetCDF-4 files with true keys and headers, without pixels unless drawn.
+"""Sample GOES ABI objects: small NetCDF-4 files with true keys and headers.
 
-Belongs here: the objects and their times. Does not belong here: reading them, their variables
-(`goes_abi_layout.py`), making an object of a template (`goes_template.py`). Scan times and extents are those of
-real objects of ABI mode 6.
+Scan times and extents are those of real objects of ABI mode 6. Does not belong here: the variables
+(`goes_abi_layout.py`), making an object of a template (`goes_template.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def make_goes_abi(
 
 
 def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their scans.
+    """Yield bucket, key and content of `count` objects of a UTC day, in the order of scans.
 
     In ABI mode 6, a day has a full disk every ten minutes, CONUS every five, and both mesoscale regions every minute.
     Each scan gives sixteen Rad, sixteen CMIP and one MCMIP, in all 109,296 objects. `count` of them are taken evenly.

@@ -1,7 +1,6 @@
 """Layout of a sample ABI file: NOAA's dimensions, variables, attributes, scene geometry.
 
-Belongs here: names and numbers of the format. Does not belong here: times and keys (`goes_abi.py`), parts that files of
-other instruments share (`goes_template.py`).
+Does not belong here: times and keys (`goes_abi.py`), parts that instruments share (`goes_template.py`).
 
 Names, units and types: GOES-R Product Definition and Users' Guide (PUG), volume 3 section 5.1.3 and volume 5 section
 5.1.3. Scan angles are in radians.
@@ -22,7 +21,7 @@ from kfm_dagster.demo.samples.patterns import waves
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """A scene: scan angles of its edges, extent in degrees (longitudes from the sub-satellite point), and timing."""
+    """A scene: scan angles of its edges, extent in degrees, and timing."""
 
     scene_id: str
     west: float
@@ -30,7 +29,7 @@ class Scene:
     south: float
     north: float
     extent: tuple[float, float, float, float]
-    """West, south, east, north."""
+    """West, south, east, north; longitudes from the sub-satellite point."""
     center: tuple[float, float]
     """Longitude and latitude of the middle of the image."""
     cadence_minutes: int
@@ -91,9 +90,9 @@ _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 
 def write(
     file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Attributes, drawn: bool = False
 ) -> None:
-    """Fill a new file; `kind` is Rad, CMIP or MCMIP, `region` a key of SCENES, `texts` the attributes of an object.
+    """Fill a new file of a `kind` (Rad, CMIP or MCMIP) and a `region` (key of SCENES).
 
-    If `drawn`, an image has values. Raises ValueError for a satellite that has no ABI.
+    `texts` are an object's attributes. If `drawn`, an image has values. Raises ValueError for a satellite without ABI.
     """
     platform = satellite_of(satellite)
     scene = (_WESTERN_SCENES if platform.orbital_slot == "GOES-West" else SCENES)[region]

@@ -1,7 +1,6 @@
 """Sample GOES GLM objects: small NetCDF-4 files with true keys and no or few flashes.
 
-Belongs here: the variables of a lightning file, and the choice of objects. Does not belong here: how they are read,
-how an object is made of a template (`goes_template.py`).
+Does not belong here: making an object of a template (`goes_template.py`).
 
 Names, units and packing: GOES-R Product Definition and Users' Guide (PUG), volume 5, Lightning Detection: Events,
 Groups and Flashes, and real objects of 2023.
@@ -67,7 +66,7 @@ def make_goes_glm(
 
 
 def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their times.
+    """Yield bucket, key and content of `count` objects of a UTC day, in the order of times.
 
     `count` of a day's FILES_A_DAY are taken evenly; the last ends at midnight. Their numbers of flashes
     go from none to MOST_FLASHES, then begin again. Raises ValueError when the day has fewer.
@@ -117,7 +116,7 @@ def _dimensions(file: h5py.File) -> None:
 
 
 def _lightning(file: h5py.File, flashes: int, longitude: float) -> None:
-    """Write every event, group and flash; the file's parent ids are the ids of groups and flashes."""
+    """Write every event, group and flash; parent ids are the ids of groups and flashes."""
     parts = {"event": _GROUPS * _EVENTS, "group": _GROUPS, "flash": 1}
     plural = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 

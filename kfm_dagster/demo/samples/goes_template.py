@@ -1,4 +1,4 @@
-"""Common parts of sample GOES-R files: the satellites, global attributes, and templates to fill.
+"""Common parts of sample GOES-R files: satellites, global attributes, templates to fill.
 
 Does not belong here: writing netCDF-4 (`netcdf4.py`), and the variables and keys of an instrument
 (`goes_abi_layout.py`, `goes_abi.py`, `goes_glm.py`).
@@ -53,7 +53,7 @@ _SATELLITES: Mapping[int, Satellite] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Granule:
-    """Facts in an object's key and file. `product` is the name up to the satellite: `GLM-L2-LCFA`."""
+    """Facts of an object; `product` is the name up to the satellite (`GLM-L2-LCFA`)."""
 
     product: str
     folder: str
@@ -110,7 +110,7 @@ class Template:
 def make_template(
     product: str, satellite: int, write: Callable[[h5py.File, Attributes], None], *, numbers: tuple[str, ...]
 ) -> Template:
-    """Make a template with `write`; its attributes and the variables `numbers` are overwritten later."""
+    """Make a template with `write`; its texts and the variables `numbers` are overwritten later."""
     blank = "0" * _STAMP
     placeholders = {**_PLACEHOLDERS, "dataset_name": _name(product, satellite, blank, blank, blank).encode()}
     buffer = io.BytesIO()
@@ -126,14 +126,14 @@ def make_template(
 
 
 def satellite_of(number: int) -> Satellite:
-    """Return the satellite of a number. Raises ValueError for a number outside the GOES-R series."""
+    """Return the satellite of a number. Raises ValueError outside of the GOES-R series."""
     if number not in _SATELLITES:
         raise ValueError(f"no satellite GOES-{number}")
     return _SATELLITES[number]
 
 
 def global_attributes(satellite: int, **of_product: Any) -> Attributes:
-    """Return a file's global attributes. Raises ValueError for a satellite outside the GOES-R series."""
+    """Return a file's global attributes. Raises ValueError as `satellite_of` does."""
     platform = satellite_of(satellite)
     return {
         "naming_authority": "gov.nesdis.noaa",

@@ -1,9 +1,8 @@
-"""GRIB2 messages of samples: NCEP's sections over constant or drawn fields, and their index lines.
+"""GRIB2 messages of samples, over constant or drawn fields, and their index lines.
 
-Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them.
-Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant
-field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it like
-any other field.
+Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them. A
+constant field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read
+it like any other field. Does not belong here: the objects of a dataset (`hrrr.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class DrawnValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsembleRole:
-    """A field's part in an ensemble: product template 4.1, 4.2 or 4.5, the octets it adds, and the index's text."""
+    """A field's part in an ensemble: template 4.1, 4.2 or 4.5, further octets, index text."""
 
     template: int
     octets: bytes
@@ -77,12 +76,14 @@ class EnsembleRole:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """A constant field: parameter (discipline, category, number), first fixed surface (type, value), index texts."""
+    """A constant field: its index texts, parameter, first fixed surface and value."""
 
     name: str
     level: str
     parameter: tuple[int, int, int]
+    """Discipline, category and number."""
     surface: tuple[int, int]
+    """Type and value."""
     value: float
     accumulated: bool = False
     percentile: int | None = None
@@ -92,7 +93,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """Time at which a field is valid, or begin and `length` of the window that a statistic covers.
+    """Time at which a field is valid, or begin and `length` of a statistic's window.
 
     `time` counts from the run. `time` and `length` are in `unit` (code table 4.4); `statistic` is of code table 4.10.
     """
@@ -140,16 +141,16 @@ def lat_lon_grid(
     earth: bytes = SPHERE,
     angle: tuple[int, int] = (0, MISSING),
 ) -> GridSection:
-    """Build template 3.0, rows from north to south; points (latitude, longitude) and step in microdegrees.
+    """Build template 3.0, with rows from north to south.
 
-    `angle` has the basic angle and its subdivisions, by which the model declares microdegrees.
+    Points (latitude, longitude) and step are in microdegrees, which `angle` declares (basic angle, subdivisions).
     """
     points = struct.pack(">IIIIIIBIIIIB", columns, rows, *angle, *first, 0x30, *last, step, step, 0)
     return _grid(0, columns, rows, earth, points)
 
 
 def gaussian_grid(columns: int, rows: int, *, north: int, east: int, step: int) -> GridSection:
-    """Build template 3.40 eastward from Greenwich, rows from `north` to the same southern latitude; microdegrees."""
+    """Build template 3.40 from Greenwich to `east`, symmetric to the equator, in microdegrees."""
     corners = ((north, 0), (0x80000000 | north, east))
     points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, 0, *corners[0], 0x30, *corners[1], step, rows // 2, 0)
     return _grid(40, columns, rows, SPHERE, points)
@@ -158,7 +159,7 @@ def gaussian_grid(columns: int, rows: int, *, north: int, east: int, step: int) 
 def rotated_grid(
     columns: int, rows: int, *, first: tuple[int, int], last: tuple[int, int], step: int, pole: tuple[int, int]
 ) -> GridSection:
-    """Build template 3.1 by its southern pole, rows from south to north; in microdegrees with GRIB's sign bit."""
+    """Build template 3.1, rows from south to north, in microdegrees with GRIB's sign bit."""
     points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, MISSING, *first, 0x38, *last, step, step, 0x40)
     return _grid(1, columns, rows, SPHERE, points + struct.pack(">IIf", *pole, 0.0))
 
@@ -174,7 +175,7 @@ def mercator_grid(
     earth: bytes = SPHERE,
     scan: int = 0x40,
 ) -> GridSection:
-    """Build template 3.10, rows from south to north; angles in microdegrees, `spacing` in millimetres."""
+    """Build template 3.10; angles are in microdegrees, `spacing` is in millimetres."""
     points = struct.pack(">IIIIBIIIBIII", columns, rows, *first, 0x38, true_at, *last, scan, 0, spacing, spacing)
     return _grid(10, columns, rows, earth, points)
 
@@ -193,7 +194,7 @@ def projected_grid(
     scan: int = 0x40,
     pole: int = 0,
 ) -> GridSection:
-    """Build template 3.20 (polar stereographic) or 3.30 (Lambert), first point in the south-west.
+    """Build template 3.20 (polar stereographic) or 3.30 (Lambert) from the south-west corner.
 
     Angles and spacing are as those of Mercator grids; `pole` is a latitude that Lambert grids state but do not use.
     """
@@ -217,9 +218,9 @@ def message(
     packing: int = 0,
     drawn: DrawnValues | None = None,
 ) -> bytes:
-    """Build a message. `packing` is a data representation template whose octets are those of 5.0, such as 5.41.
+    """Build a message of a field at a step.
 
-    A drawn field is packed as PNG (5.41).
+    `packing` is a data representation template with the octets of 5.0. A drawn field is packed as PNG (5.41).
     """
     utc = run.astimezone(UTC)
     clock = struct.pack(">H5B", utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second)
@@ -272,7 +273,7 @@ def _section(number: int, body: bytes) -> bytes:
 
 
 def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
-    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for an accumulation's percentile.
+    """Build section 4 by template 4.0, 4.8 (accumulation) or 4.10 (its percentile).
 
     An ensemble's templates are 4.1 and 4.2, and 4.11 and 4.12 for accumulations; a probability's are 4.5 and 4.9.
     """

@@ -1,10 +1,8 @@
 """HRRR samples: small GRIB2 objects with the model's keys, grids and index sidecars.
 
-Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
-message is written (`grib2_messages.py`).
-
 A day has more keys than NCEP publishes, enough for a benchmark: every cycle has leads 0 to 99, both regions and all
-four products (19,200 objects). NCEP stops at 18 or 48 hours, and runs Alaska every third hour.
+four products (19,200 objects). NCEP stops at 18 or 48 hours, and runs Alaska every third hour. Messages are written by
+`grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -135,7 +133,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 
 
 def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
+    """Yield bucket, key and content of `count` objects of a UTC day, short leads first.
 
     `make_hrrr` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """

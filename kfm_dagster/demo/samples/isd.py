@@ -1,7 +1,6 @@
 """Small ISD station-years in the true format, for the demo and the tests.
 
-Belongs here: records as the ISD documentation lays them out (control, mandatory and additional data sections) and
-gzip around them. Does not belong here: weather; the values are a fixed pattern.
+Records are as in the ISD documentation (control, mandatory and additional data); the values are a fixed pattern.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ REPORT_HOURS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Station:
-    """A station of the samples. Degrees with three decimals, metres; a call sign of four letters, or none."""
+    """A station of the samples: degrees to three decimals, a call sign of four letters or none."""
 
     usaf: str
     wban: str
@@ -40,7 +39,7 @@ def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
 
 
 def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` stations' years; a later day adds records under the same keys.
+    """Yield bucket, key and content of stations' years; a later day adds records to them.
 
     In reality, a year has some 14,000 stations. Raises ValueError for more stations than MAX_STATIONS.
     """
@@ -52,7 +51,7 @@ def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def sample_station(index: int) -> Station:
-    """Return a station by its number, in inhabited latitudes; every second station has a call sign."""
+    """Return a numbered station in inhabited latitudes; every second one has a call sign."""
     return Station(
         usaf=f"A{index:05d}",
         wban=f"{index:05d}",

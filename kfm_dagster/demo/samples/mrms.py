@@ -1,8 +1,7 @@
 """MRMS samples: small, gzipped GRIB2 objects with the keys and grids of MRMS.
 
-Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
-message is written (`grib2_messages.py`). The samples have two of the five regions, and four of some 240 products. Each
-product is a mosaic that MRMS publishes every two minutes.
+The samples have two of the five regions, and four of some 240 products. Each product is a mosaic that MRMS publishes
+every two minutes. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,10 @@ _GRIDS = {
 
 
 def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str = "CONUS") -> tuple[str, bytes]:
-    """Make an object: its key and its content. `valid` is aware, on a full second. Raises ValueError otherwise."""
+    """Make an object: its key and its content.
+
+    `valid` is aware, on a full second. Raises ValueError for a combination without a key.
+    """
     utc = valid.astimezone(UTC)
     if valid.tzinfo is None or utc.microsecond or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no MRMS key for {valid!r}, product {product!r}, region {region!r}")
@@ -80,7 +82,7 @@ def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str
 
 
 def mrms_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct objects of a UTC day as (bucket, key, content), in the order of their times.
+    """Yield bucket, key and content of `count` objects of a UTC day, in the order of times.
 
     Raises ValueError when a day has fewer keys.
     """

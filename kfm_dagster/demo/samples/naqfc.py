@@ -1,7 +1,6 @@
-"""NAQFC samples: small GRIB2 objects of air quality with the model's keys and grid, all leads of a run in one object.
+"""NAQFC samples: small GRIB2 objects of air quality, each with all leads of a run.
 
-Belongs here: deterministic objects for the demo and tests. Does not belong here: real data, nor how a message is
-written (`grib2_messages.py`). The domain is one of the three, CONUS.
+The domain is one of the three, CONUS. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,10 @@ def make_naqfc(*, run: datetime, product: str = "ave_1hr_pm25") -> tuple[str, by
 
 
 def naqfc_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` objects of a UTC day as (bucket, key, content). Raises ValueError if a day has fewer."""
+    """Yield bucket, key and content of `count` objects of a UTC day.
+
+    Raises ValueError if a day has fewer.
+    """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} NAQFC keys, {count} were requested")
     for kind, hour in islice(product(PRODUCTS, CYCLES), count):

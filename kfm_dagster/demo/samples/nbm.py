@@ -1,9 +1,7 @@
 """NBM samples: small GRIB2 objects with the blend's keys, grids and index sidecars.
 
-Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
-message is written (`grib2_messages.py`). Regions are two of the six: CONUS (Lambert) and Hawaii (Mercator).
-
-Leads are hourly to 36 hours, then every third hour to 192 and every sixth to 264; NCEP publishes more.
+Regions are two of the six: CONUS (Lambert) and Hawaii (Mercator). Leads are hourly to 36 hours, then every third hour
+to 192 and every sixth to 264; NCEP publishes more. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 
 
 def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
+    """Yield bucket, key and content of `count` objects of a UTC day, short leads first.
 
     `make_nbm` also returns each object's sidecar. Raises ValueError when a day has fewer keys.
     """

@@ -1,7 +1,6 @@
 """NDFD samples: small GRIB2 objects with the database's keys, grids and WMO headings.
 
-Belongs here: deterministic objects of the National Digital Forecast Database, whose keys have no time. Does not belong
-here: real data, nor how a message is written (`grib2_messages.py`).
+Keys of the National Digital Forecast Database have no time. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ ELEMENTS = tuple(_ELEMENTS)
 
 
 def make_ndfd(*, issued: datetime, element: str) -> tuple[str, bytes]:
-    """Make the object of an element's first three days: its key and its content. `issued` is aware, on a full hour.
+    """Make the object of an element's first three days: its key and its content.
 
-    As in the bucket, the object begins with a separator, which has the number of bytes that follow, and a WMO heading.
-    Each message has a separator and a heading, too.
+    `issued` is aware, on a full hour. As in the bucket, the object and each of its messages begin with a separator,
+    which has the number of bytes that follow, and a WMO heading.
     """
     utc = full_hour(issued)
     region, field, steps = _ELEMENTS[element]
@@ -96,6 +95,6 @@ def _separator(length: int) -> bytes:
 
 
 def ndfd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the objects of `count` elements as (bucket, key, content), issued at noon of a UTC day."""
+    """Yield bucket, key and content of `count` elements, issued at noon of a UTC day."""
     for element in ELEMENTS[:count]:
         yield BUCKET, *make_ndfd(issued=datetime.combine(day, time(12), UTC), element=element)

@@ -22,7 +22,7 @@ def dimension(file: h5py.File, name: str, length: int | None, number: int) -> No
 
 
 def axis(file: h5py.File, name: str, values: Any, number: int, attributes: Attributes, **options: Any) -> None:
-    """Write a dimension with its coordinate variable; `options` are those of `h5py.Group.create_dataset`."""
+    """Write a dimension with its coordinate variable; `options` are those of `create_dataset`."""
     variable_of_axis = file.create_dataset(name, data=values, **options)
     variable_of_axis.make_scale(name)
     annotate(variable_of_axis, {"_Netcdf4Dimid": np.int32(number), **attributes})

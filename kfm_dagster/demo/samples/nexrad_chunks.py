@@ -1,7 +1,6 @@
 """Small NEXRAD Level II chunks in the true format and under true keys.
 
-Belongs here: cutting a volume at its LDM records, as the feed does. Does not belong here: the volume itself
-(`nexrad_level2.py`).
+A volume (`nexrad_level2.py`) is cut at its LDM records, as the feed cuts volumes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _HEADER_BYTES = 24
 
 
 def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) -> list[tuple[str, bytes]]:
-    """Return key and content of a volume's chunks, in order; concatenated, they are the archive's object.
+    """Return key and content of a volume's chunks, which together are the archive's object.
 
     start: aware. Raises KeyError when the site is in neither table.
     """
@@ -28,7 +27,7 @@ def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) ->
 
 
 def nexrad_chunk_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` chunks; volumes are spread over a UTC day, sites take turns.
+    """Yield bucket, key and content of `count` chunks of the volumes of a UTC day.
 
     The last volume has no end unless `count` is a multiple of CHUNKS. Raises ValueError as `nexrad_level2_samples`.
     """

@@ -1,8 +1,7 @@
-"""Small NEXRAD Level II volumes in the true format, for the demo, the tests and the benchmark.
+"""Small NEXRAD Level II volumes in the true format.
 
-Belongs here: bytes as ICD 2620010 (Archive II/User) and ICD 2620002 (RDA/RPG) lay them out: volume header, metadata
-record, radial records, end marker. Does not belong here: weather; the gates hold a seeded pattern, or
-echoes for a picture.
+Bytes are as in ICD 2620010 (Archive II/User) and ICD 2620002 (RDA/RPG): volume header, metadata record, radial records,
+end marker. The gates hold a seeded pattern, or echoes for a picture.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, dr
 
 
 def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` distinct volumes, evenly over a UTC day; sites take turns.
+    """Yield bucket, key and content of `count` volumes, evenly over a UTC day and all sites.
 
     With 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in reality. TDWR
     come last. Raises ValueError when a site would need more than one volume per second.
@@ -174,13 +173,13 @@ def _frame(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int 
 
 
 def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: int = 1, segments: int = 1) -> bytes:
-    """Return 12 bytes of channel terminal manager, message header (ICD 2620002, table II) and body."""
+    """Return channel terminal manager, message header (ICD 2620002, table II) and body."""
     halfwords = (len(body) + 16) // 2
     return struct.pack(">12xHBBHHIHH", halfwords, 8, kind, 1, day, milliseconds, segments, segment) + body
 
 
 def _sweep(site: Site, start: datetime) -> list[bytes]:
-    """Return the records of the lowest cut with all directions, which take as long as any other cut."""
+    """Return the records of the lowest cut with all directions, in the time of any other cut."""
     radials = [_radial(site, start + _CUT * index / _SWEEP, 0, index, count=_SWEEP) for index in range(_SWEEP)]
     return [
         bz2.compress(b"".join(radials[first : first + _RADIALS_OF_A_RECORD]))
@@ -246,7 +245,7 @@ def _constants(site: Site, vcp: int) -> tuple[bytes, bytes, bytes]:
 
 @lru_cache(maxsize=512)
 def _moments(icao: str, moments: tuple[tuple[str, int], ...], gates: tuple[int, int, int]) -> tuple[bytes, ...]:
-    """Return moment blocks (ICD 2620002, table XVII-B): scale 2, offset 66, no echo after the first GATES gates."""
+    """Return moment blocks (ICD 2620002, table XVII-B) with echoes in the first GATES gates."""
     blocks = []
     for name, bits in moments:
         noise = random.Random(f"{icao}{name}")

@@ -1,4 +1,4 @@
-"""Small NEXRAD and TDWR Level III products in the true format, for the demo, the tests and the benchmark.
+"""Small NEXRAD and TDWR Level III products in the true format.
 
 Belongs here: bytes as Unidata's bucket has them: WMO heading, AWIPS identifier, and a message of ICD 2620001 (RPG to
 Class 1 User) with its description and blocks. Does not belong here: realistic weather; values are seeded noise.
@@ -31,7 +31,7 @@ _DESCRIPTION = struct.Struct(">hiihhhhhhHiHihhhh16h7HBB3I")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """A product: code, WMO heading without its last digit, blocks, and the values in its description."""
+    """A product: code, WMO heading without its last digit, blocks, values of its description."""
 
     code: int
     heading: str
@@ -84,7 +84,7 @@ def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
 
 
 def _message(kind: _Kind, site: Site, start: datetime, volume_number: int, blocks: dict[str, bytes]) -> bytes:
-    """Return message header (figure 3-3), description (figure 3-6), and the blocks in their order."""
+    """Return a message: header (figure 3-3), description (figure 3-6), and blocks in order."""
     lines = blocks.get("tabular")
     sizes = [len(blocks.get(name, b"")) for name in ("symbology", "graphic")]
     if lines is not None:
@@ -165,7 +165,7 @@ def _text(text: str) -> bytes:
 
 
 def _lines(*lines: str) -> bytes:
-    """Return the pages of a tabular block (figure 3-6, sheet 10): one page, lines with their length."""
+    """Return the page of a tabular block (figure 3-6, sheet 10); each line has its length."""
     body = b"".join(struct.pack(">h", 80) + line.encode().ljust(80) for line in lines)
     return struct.pack(">hh", _DIVIDER, 1) + body + struct.pack(">h", _DIVIDER)
 
@@ -181,7 +181,7 @@ def _digital(noise: random.Random, _: str) -> dict[str, bytes]:
 
 
 def _rain(noise: random.Random, identifier: str) -> dict[str, bytes]:
-    """Return packet AF1F (figure 3-10), whose runs have 4 bits of length and 4 of level, and a text page."""
+    """Return packet AF1F (figure 3-10), which has runs of a level, and a text page."""
     radials = b""
     for index in range(RADIALS):
         runs = bytes(10 << 4 | noise.randrange(16) for _ in range(GATES // 10))
@@ -191,7 +191,7 @@ def _rain(noise: random.Random, identifier: str) -> dict[str, bytes]:
 
 
 def _storms(noise: random.Random, identifier: str) -> dict[str, bytes]:
-    """Return packet 15 (figure 3-14), which identifies a storm, a graphic page and a tabular page."""
+    """Return a storm's packet 15 (figure 3-14), a graphic page and a tabular page."""
     storm = struct.pack(">hhhh2s", 15, 6, noise.randrange(-460, 460), noise.randrange(-460, 460), b"A0")
     return {
         "symbology": _symbology(storm),

@@ -1,8 +1,7 @@
-"""Sample OISST analyses: small NetCDF-4 files with true keys and headers, without temperature.
+"""Sample OISST analyses: small NetCDF-4 files with true keys and headers.
 
-Belongs here: the content of a file of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1. Does not
-belong here: reading it. Names, types, packing and axes are those of a real file; no chunk of a field is written, so
-that every cell is the fill value and a file has 27 KB.
+Names, types, packing and axes are those of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1. No
+chunk of a field is written, so that every cell is the fill value and a file has 27 KB.
 """
 
 from __future__ import annotations

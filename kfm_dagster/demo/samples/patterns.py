@@ -1,4 +1,4 @@
-"""Patterns for the demo's pictures: smooth fields of few levels, which compress to a few kilobytes.
+"""Patterns for the demo's pictures: smooth fields of few levels, which compress well.
 
 Belongs here: synthetic values. Does not belong here: how a format stores them.
 """
@@ -20,7 +20,7 @@ _STORM_KM = 28.0
 
 
 def waves(rows: Any, columns: Any) -> Any:
-    """Return a pattern whose levels fall from the first row to the last, with waves; positions are 0 to 1."""
+    """Return levels that fall in waves from the first row to the last; positions are 0 to 1."""
     y, x = rows.astype(np.float32), columns.astype(np.float32)
     # Sines by row and by column, because a sine of each pixel of a full disc would take seconds.
     fall, waves_of_rows, waves_of_columns = 0.85 - 0.7 * y, 0.14 * np.cos(9 * y), np.sin(11 * x)
@@ -46,7 +46,7 @@ def waves_as_png(columns: int, rows: int) -> bytes:
 
 @lru_cache(maxsize=2)
 def echoes(radials: int, gates: int, *, first_km: float, gate_km: float) -> tuple[bytes, ...]:
-    """Return the reflectivity of a sweep, a byte string for each radial: 0 without echo, else 2 * dBZ + 66."""
+    """Return each radial's reflectivity in a sweep: 0 without echo, else 2 * dBZ + 66."""
     azimuth = np.radians(np.arange(radials) * 360 / radials)[:, None]
     distance = (first_km + np.arange(gates) * gate_km)[None, :]
     east, north = distance * np.sin(azimuth), distance * np.cos(azimuth)

@@ -1,7 +1,6 @@
-"""Samples of the rapid refresh systems: small GRIB2 objects with keys, grids and indexes of RRFS, REFS, RAP and RTMA.
+"""Samples of RRFS, REFS, RAP and RTMA: small GRIB2 objects with keys, grids and indexes.
 
-Belongs here: deterministic objects for the demo and tests. Does not belong here: real data, nor how a message is
-written (`grib2_messages.py`). Grids are from headers of real objects, or from headers that users printed.
+Grids are from headers of real objects, or from headers that users printed. Messages are written by `grib2_messages.py`.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ _NDFD = projected_grid(
 def make_rrfs(
     *, run: datetime, lead: int, region: str = "conus", product: str = "2dfld", member: int = 0, minutes: bool = False
 ) -> tuple[str, bytes, str]:
-    """Make a forecast, of a member or with steps of 15 `minutes`: its key, its content and its `.idx` text."""
+    """Make a forecast, with `minutes` every quarter hour: its key, content and `.idx` text."""
     fields: Iterable[Field] = _FIELDS[product]
     steps = [(field, over_hours(0, lead) if field.accumulated else at_hour(lead)) for field in fields]
     if minutes:
@@ -106,7 +105,7 @@ def make_rrfs(
 
 
 def make_refs(*, run: datetime, lead: int, product: str = "mean") -> tuple[str, bytes, str]:
-    """Make a weighted mean or a probability over CONUS: its key, its content and its `.idx` text."""
+    """Make a weighted mean or a probability over CONUS: its key, content and `.idx` text."""
     # Templates 4.2 (1: weighted mean) and 4.5 (0: below the lower limit, 280 K), of 14 members.
     probability = struct.pack(">BBBBIBI", 0, 14, 0, 0, 280, 255, MISSING)
     role = {
@@ -120,7 +119,7 @@ def make_refs(*, run: datetime, lead: int, product: str = "mean") -> tuple[str, 
 
 
 def make_rap(*, run: datetime, lead: int, product: str = "awp130pgrb") -> tuple[str, bytes, str]:
-    """Make a forecast on a grid of AWIPS or the model's own: its key, its content and its `.idx` text."""
+    """Make a forecast on an AWIPS grid or the model's own: its key, content and `.idx` text."""
     steps = [(field, at_hour(lead)) for field in (_TMP, _GUST)]
     content, index = _made(steps, run=run, grid=_RAP_GRIDS[product], origin=Origin(process=(2, 0, 105, 0, 0)))
     return f"rap.{run:%Y%m%d}/rap.t{run:%H}z.{product}f{lead:02d}.grib2", content, index
