@@ -1,11 +1,10 @@
-"""The announcer: follows the catalog for a subscription, and notifies its receiver of changes of Items.
+"""The announcer of a subscription, which notifies its receiver of changes of Items.
 
 The transaction of a change also writes the change to the catalog's outbox (`catalog_changes`). Each event is recorded
 before it is sent, and again once the receiver has accepted it. If the process dies, or the receiver accepts only some
 events, the events without recorded acceptance are sent again, under the same ids.
 
-Belongs here: the choice of events. Does not belong here: content of events (`event.py`), handling of answers
-(`sending.py`), retries (`catalog/following.py`).
+Does not belong here: content of events (`event.py`), answers (`sending.py`), retries (`catalog/following.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +54,10 @@ class Announcer:
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Notify the receiver of changes. Raises FollowError if an event was neither accepted nor given up."""
+        """Notify the receiver of changes.
+
+        Raises FollowError if an event was neither accepted nor given up.
+        """
         collection = contract.stac.collection
         announced = self.store.announced(collection, [change.item_id for change in changes])
         decided = [
@@ -83,7 +85,7 @@ class Announcer:
             sending.send(events, count=len(to_send))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Announce all current Items again; by the same ids, receivers recognise events that they have."""
+        """Announce all current Items again, under the event ids that receivers already know."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Receivers of AWS: SNS topics, SQS queues and EventBridge buses, ten events a request.
 
-Belongs here: the form of requests, and separating errors of an event from errors of the sender. Does not belong here:
-handling of answers. Endpoint and credentials come from the AWS environment.
+Endpoint and credentials come from the AWS environment. Does not belong here: handling of answers (`sending.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class AwsReceiver:
             raise ReceiverUnavailableError(f"{self._service}: {code}") from None
 
     def ask(self) -> bool:
-        """Check the target; return False if checking is not permitted. Raises ReceiverUnavailableError."""
+        """Check the target; return False if not permitted. Raises ReceiverUnavailableError."""
         try:
             match self._service:
                 case "sns":

@@ -1,6 +1,6 @@
-"""`configs/announcements.yaml`: the subscriptions, each with its target, selection of Items and form of events.
+"""Model of `configs/announcements.yaml`: subscriptions, their targets and selections.
 
-Belongs here: the model of the file. Does not belong here: matching Items (`selection.py`), sending (`sending.py`).
+Does not belong here: matching Items (`selection.py`), sending (`sending.py`).
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class AnnouncementPlan(Strict):
 
     @classmethod
     def load(cls, folder: Path | None, registry: ContractRegistry) -> Self:
-        """Read the file of a folder, or of this release. Raises CardError with file, line and reason."""
+        """Read the file of a folder, by default this release's. Raises CardError as `parse` does."""
         text, source = text_in(folder, ANNOUNCEMENTS)
         plan = cls.parse(text, source=source)
         for place, subscription in enumerate(plan.subscriptions):

@@ -62,7 +62,7 @@ TAKEN = ReceiverAnswer(reception=Reception.TAKEN)
 
 
 class ReceiverUnavailableError(Exception):
-    """A receiver accepts no events now, or none from this sender; the text contains no credential."""
+    """A receiver accepts no events from this sender now; the text contains no credential."""
 
 
 class Receiver(Protocol):

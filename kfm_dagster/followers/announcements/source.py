@@ -63,7 +63,7 @@ class AnnouncementSource(FollowerSource):
 
 
 def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
-    """Refuse a subscription that would wait forever: `after` names a follower that is not configured."""
+    """Refuse a subscription that waits for a follower that is not configured."""
     setting = {
         "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
         "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),

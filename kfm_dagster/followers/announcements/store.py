@@ -1,7 +1,6 @@
-"""Sent events (`announcements`): a row per subscription and Item, written before and after each event.
+"""Table `announcements`: the newest event of each Item, by subscription.
 
-Belongs here: the rows of a subscription. Does not belong here: the choice of events (`announcer.py`), or changes that
-are still to be announced (`catalog_changes`, the catalog's outbox).
+Does not belong here: the choice of events (`announcer.py`), changes to announce (the outbox `catalog_changes`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class AnnouncementState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The newest event of an Item. `known`: the receiver has the Item, or did not subscribe to this event."""
+    """The newest event of an Item."""
 
     item_id: str
     change_id: int
@@ -43,6 +42,7 @@ class Announced:
     event_id: str
     state: AnnouncementState
     known: bool = False
+    """Whether the receiver has the Item, or did not subscribe to this event."""
 
     @property
     def is_over(self) -> bool:
@@ -52,7 +52,7 @@ class Announced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionStatus:
-    """Counts of a subscription: changes `waiting`, events accepted (`sent`), Items `failing` or `refused`."""
+    """Counts of a subscription: `sent` events, `waiting` changes, `failing` and `refused` Items."""
 
     sent: int
     waiting: int

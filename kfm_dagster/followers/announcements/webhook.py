@@ -1,4 +1,4 @@
-"""Receivers on the web: a URL that accepts an event per request, by CloudEvents' HTTP binding in structured mode.
+"""Web receivers: an event per request, by the structured mode of CloudEvents' HTTP binding.
 
 Belongs here: the request, which follows no redirect, ends in bounded time, and reads a bounded part of the answer. Does
 not belong here: handling of answers (`sending.py`).

@@ -1,4 +1,4 @@
-"""WIS2 Notification Messages, by which WMO's centres announce data (Manual on WIS, WMO-No. 1060, volume II).
+"""WIS2 Notification Messages (Manual on WIS, WMO-No. 1060, volume II).
 
 Pure. Belongs here: the message of an Item. Does not belong here: MQTT topics, which the broker defines.
 """

@@ -1,4 +1,4 @@
-"""GeoParquet: the Items of each day as tables beside the static catalog, for queries that a tree of files cannot serve.
+"""GeoParquet: the Items of each day as tables beside the static catalog, for queries.
 
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.parquet     rows, by stac-geoparquet 1.0.0
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's list of its current parts

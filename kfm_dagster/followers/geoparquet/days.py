@@ -1,8 +1,8 @@
-"""Days: the parts with the Items of a day, listed in a description that is written after the parts and never replaced.
+"""Days: the parts with the Items of a day, and the description that lists the parts.
 
-The newest description whose parts all exist defines the day. A stalled writer's late description has no effect, because
-it is older, or its parts have been removed. If a process dies before it writes a description, no reader opens its
-parts. Does not belong here: the content of parts (`parts.py`), writing (`follower.py`).
+A description is written after its parts and never replaced. The newest description whose parts all exist defines the
+day. A stalled writer's late description has no effect, because it is older, or its parts have been removed. Does not
+belong here: the content of parts (`parts.py`), writing (`follower.py`).
 """
 
 from __future__ import annotations

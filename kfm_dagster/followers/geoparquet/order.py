@@ -1,4 +1,4 @@
-"""Order rows: blocks by time; the rows of a block along a Hilbert curve over the centres of boxes, then by time.
+"""Order of rows: blocks by time, and within a block a Hilbert curve over boxes' centres.
 
 Neighbours in time and space are adjacent, so that a row group has a small box. A block has hours or days of Items,
 because a curve needs many Items to divide: with 40,000 radar volumes a day, a block of an hour would have only two

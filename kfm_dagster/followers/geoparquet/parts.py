@@ -1,4 +1,4 @@
-"""Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
+"""Parts: the Parquet files of a day, their row groups, and the choice of parts to merge.
 
 A part is written once, in order, in row groups of bounded size. The boxes and times of row groups are also in the day's
 description, so a search selects row groups before it opens a file. Adding rows rewrites each part that has at most as

@@ -1,4 +1,4 @@
-"""Rows: STAC Items as an Arrow table by the stac-geoparquet specification 1.0.0, and back to the same Items.
+"""Rows: STAC Items as an Arrow table (stac-geoparquet 1.0.0), and back to the same Items.
 
 Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two more columns
 exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as text if the columns
@@ -188,7 +188,10 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return the type in Parquet: text if all values are null. Raises ArrowInvalid for empty objects."""
+    """Return the type in Parquet, which is text for nulls.
+
+    Raises ArrowInvalid for an object without members.
+    """
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -1,4 +1,4 @@
-"""Searching: the Items of collections by time, box and properties, reading only row groups that may hold matches.
+"""Search for the Items of collections by time, box and properties.
 
 The descriptions of the days select the row groups to read; DuckDB selects the matching rows. The boxes of the query and
 of Items may cross the antimeridian. Does not belong here: presentation of results (`cli/items.py`).
@@ -56,9 +56,9 @@ class SearchCriteria:
 def search(
     publisher: Publisher, collections: Iterable[str], criteria: SearchCriteria
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield tables of matching Items (`rows.to_items`), by collection and day, each with the folder of its Items.
+    """Yield the matching Items of each day as tables, each with the folder of its Items.
 
-    Raises PublishError, and DependencyUnavailableError if files stay missing.
+    `rows.to_items` converts a table. Raises PublishError, and DependencyUnavailableError if files stay missing.
     """
     for collection in collections:
         for year in years(publisher, collection):
@@ -150,7 +150,7 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return which footprints meet a box; a scan's own box is a quarter larger than its footprint."""
+    """Return which footprints meet a box, because a scan's own box is a quarter larger."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     footprints = shapely.from_wkb(rows["geometry"].to_numpy())
@@ -160,7 +160,7 @@ def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
-    """Return which rows meet a condition; none if the value cannot be cast to the property's type."""
+    """Return which rows meet a condition; a value that cannot be cast matches no row."""
     name, operator, value = condition
     no_rows = pa.array([False] * rows.num_rows, pa.bool_())
     if name not in rows.column_names:

@@ -1,1 +1,1 @@
-"""The STAC API's database (pgstac): loads the catalog's Items, and verifies that the API has exactly these."""
+"""The STAC API's database (pgstac): loading the catalog's Items, and verifying them."""

@@ -1,4 +1,4 @@
-"""Verification that a STAC API has exactly the catalog's Items: counts and content, day by day.
+"""Comparison of a STAC API's Items with the catalog's: counts and content, day by day.
 
 Compares the index with the API's answers by hash, Item by Item. If the hashes differ, the Item's file decides, because
 PostGIS formats some numbers differently. Only reads. Does not belong here: repairing differences (`follower.py`).
@@ -52,7 +52,7 @@ class DayComparison:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digests of the day in catalog and API: the sums of the Items' hashes, independent of their order."""
+        """Digests of the day in catalog and API: sums of the Items' hashes, whatever their order."""
         return f"{self.catalog_sum % 2**256:064x}", f"{self.api_sum % 2**256:064x}"
 
 

@@ -1,4 +1,4 @@
-"""The database of a STAC API: its transactions by the named statements of `sql/queries/pgstac`, and its installation.
+"""The database of a STAC API: its installation, and the statements of `sql/queries/pgstac`.
 
 pypgstac (extra `stac-api`) is only used for its migration, by `kfm init`; loading uses this package's own driver. Does
 not belong here: the loaded content (`follower.py`).
@@ -70,7 +70,7 @@ class StacApiTransaction:
 
 
 class StacApiDatabase:
-    """Database of a STAC API. Connects only when needed, because runs are forked and pauses are long."""
+    """Database of a STAC API; connects only when needed, because runs are forked."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -169,6 +169,6 @@ class StacApiDatabase:
 
 
 def _installed(tx: StacApiTransaction) -> tuple[Any, str]:
-    """Return whether pgstac and this package's tables exist, and pgstac's version (empty without pgstac)."""
+    """Return whether pgstac and our tables exist, and pgstac's version; empty without pgstac."""
     installed = tx.run("installed").one()
     return installed, str(tx.run("version").scalar_one()) if installed.has_pgstac else ""

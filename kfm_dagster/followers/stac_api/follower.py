@@ -1,4 +1,4 @@
-"""The follower `stac-api`: the catalog's Items and Collections in the database of a STAC API.
+"""The follower `stac-api`, which copies the catalog into the database of a STAC API.
 
 A batch is staged in a temporary table, checked, applied, read back and committed in one transaction with the number of
 its last change, under its collection's lock. Each Item and each withdrawn Item is stored with the number of its last
@@ -116,7 +116,7 @@ class PgstacFollower:
             tx.run("drop_collection", collection_id=collection_id)
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Create the partitions of new Items in a transaction of its own, which blocks readers briefly."""
+        """Create the partitions of new Items in a separate transaction, because it blocks readers."""
         days = {_start(item).date() for change in changes if (item := change.item) is not None}
         document = self.collection(contract) if days else None
         if document is None:
@@ -161,7 +161,7 @@ def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Refuse changes from another ledger: newer than the API's last change, but with a lower number."""
+    """Refuse changes of another ledger: later than the API's last change, with a lower number."""
     row = tx.run("come_to", collection_id=collection_id).first()
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:

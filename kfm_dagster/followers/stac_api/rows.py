@@ -84,7 +84,7 @@ def as_floats(value: Any) -> Any:
 
 
 def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the links that are valid outside of the catalog's files; the API adds its own links."""
+    """Return the links that are valid outside of the catalog's files and not the API's own."""
     return [
         link for link in document["links"] if link["rel"] not in _MADE_BY_THE_API and "://" in str(link.get("href"))
     ]

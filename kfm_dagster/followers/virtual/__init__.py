@@ -1,4 +1,4 @@
-"""Virtual Zarr stores: the current Items of each collection and day as cubes of references to their objects.
+"""Virtual Zarr stores: each day's Items of a collection as cubes of references to objects.
 
 `VirtualZarr` is a follower of the catalog (`catalog/changes.py`), `references.py` the format.
 """

@@ -1,4 +1,4 @@
-"""A day's virtual stores as published: documents under unique names, and a list of them that is replaced last.
+"""A day's published virtual stores: documents under unique names, and their list.
 
     <collection>/days.json                                   a STAC Catalog of the days that have a list
     <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             an ItemCollection of the day's stores, by name
@@ -48,10 +48,10 @@ class Listed:
 
 
 class DayOfStores:
-    """The stores of a collection and day. Several threads may call `put` and `content`, one thread the rest."""
+    """The stores of a collection and day; only `put` and `content` are thread-safe."""
 
     def __init__(self, publisher: Publisher, *, collection: str, day: str, region: str, root: str) -> None:
-        """Read the list; `region` is the region of the objects' buckets, `root` the publisher's address."""
+        """Read the list; `region` is the buckets' region, `root` the publisher's address."""
         self._publisher = publisher
         self._region = region
         self._day = day
@@ -70,7 +70,7 @@ class DayOfStores:
         return document
 
     def put(self, name: str, store: VirtualCube) -> Listed:
-        """Write a store's document, which no reader opens before the list is published. Raises PublishError."""
+        """Write a document, which no reader opens until the list has it. Raises PublishError."""
         content = to_document(store, region=self._region)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
         publish(self._publisher, [{f"{self._folder}/{href}": content}])

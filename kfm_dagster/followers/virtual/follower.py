@@ -1,6 +1,5 @@
-"""Catalog follower that keeps virtual Zarr stores: current Items as steps of the stores of their day.
+"""Catalog follower of virtual Zarr stores: current Items are steps of their day's stores.
 
-Belongs here: assigning Items to stores, adding and removing steps, and the order of the updates of a batch of changes.
 Does not belong here: reading objects (`index.py`), documents (`references.py`), publishing them (`day.py`).
 """
 
@@ -154,7 +153,7 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
 def _to_change(
     here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
 ) -> list[tuple[Listed, VirtualCube]]:
-    """Read a name's stores that may change: all if there are new Items, else the stores with a withdrawn Item."""
+    """Read a name's stores that the new or the withdrawn Items may change."""
     stores = []
     for entry in listed:
         content = here.content(entry)
@@ -171,7 +170,7 @@ def _changed(
     frames: Mapping[str, Frame],
     steps: dict[str, list[StoreStep]],
 ) -> Iterator[Listed]:
-    """Write the documents of a name's stores, without the Items `leaving` and with the new `steps`."""
+    """Write a name's stores without the Items `leaving` and with the new `steps`."""
     for entry, store in stores:
         signature = store.frame.signature
         updated = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))

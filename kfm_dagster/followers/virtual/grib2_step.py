@@ -1,8 +1,7 @@
-"""A GRIB2 object as a step of a cube: the indexed fields whose messages the users' codec decodes correctly.
+"""A GRIB2 object as a step of a cube, with the fields that the users' codec can decode.
 
-Belongs here: the names of fields in a cube, the messages that can be chunks, and the coordinates of their values. Does
-not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message, unchanged.
-Only headers of messages are read (a request for each), never values.
+A chunk is a whole message, unchanged. Only headers of messages are read (a request for each), never values. Does not
+belong here: octets and grids (`readers/`), joining steps (`references.py`).
 """
 
 from __future__ import annotations
@@ -124,11 +123,11 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Return why the users' codec (gribberish 0.30) decodes a message unlike ecCodes; None if alike.
+    """Return why the users' codec decodes a message unlike ecCodes; None if alike.
 
-    The codec reads a constant field as zero, and a missing value among packed values as a number. It ignores a width or
-    length that all groups share, because a message stores this once, not per group. It decodes templates 5.2 and 5.41
-    wrongly. Missing values of a bit map correctly become NaN.
+    The codec (gribberish 0.30) reads a constant field as zero, and a missing value among packed values as a number. It
+    ignores a width or length that all groups share, because a message stores this once, not per group. It decodes
+    templates 5.2 and 5.41 wrongly. Missing values of a bit map correctly become NaN.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
     (reference,) = struct.unpack_from(">f", section, 11)
@@ -197,7 +196,7 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
-    """Return centres of rows and columns in the message's order, as the codec has them: south first in HRRR."""
+    """Return the centres of rows and columns in the message's order, which the codec keeps."""
     if grid.transform is None:  # refused by `_unsound`
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform

@@ -1,6 +1,5 @@
-"""An Item's object as a step: its chunk index, read from the version of the object that the Item describes.
+"""An Item's object as a step: the chunk index of the version that the Item describes.
 
-Belongs here: locating an Item's object, and the reasons that keep an object out of a store.
 Does not belong here: the formats (`netcdf_step.py`, `grib2_step.py`).
 """
 
@@ -78,7 +77,10 @@ def object_uri(change: ItemChange) -> str:
 def _given_up(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
-    """Return why no store can have an object: missing or replaced. Raises FollowError if transient."""
+    """Return why no store can have an object that is missing or replaced.
+
+    Raises FollowError for a failure that a retry may cure.
+    """
     if error.code in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
         return str(error)
     try:

@@ -1,7 +1,6 @@
-"""A NetCDF-4 object as a step of a cube: the offsets of its images' chunks, and the values of its small variables.
+"""A NetCDF-4 object as a step of a cube: chunks of images, and values of small variables.
 
-Belongs here: separating images, axes and values of the step, and the attributes that give values their meaning. Does
-not belong here: HDF5's storage (`readers/hdf5_chunks.py`), joining steps (`references.py`). Pixels are never read.
+Pixels are never read. Does not belong here: HDF5 (`readers/hdf5_chunks.py`), joining steps (`references.py`).
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
 
 
 def _can_be_referred_to(named: NamedDataset) -> bool:
-    """Return whether a variable has numbers, a name that is valid in a path, and no empty dimension."""
+    """Return whether a variable has numbers, no empty dimension, and a name valid in a path."""
     plain = named.name.isprintable() and "/" not in named.name and not named.name.startswith(".")
     return plain and named.dataset.data_type is not None and all(named.dataset.shape)
 

@@ -1,4 +1,4 @@
-"""A virtual store as a document of references: Zarr's metadata, and for each chunk its byte range in an object.
+"""A virtual store as a document: Zarr's metadata, and each chunk's byte range in an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
 storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Addresses are written out, because
@@ -69,7 +69,7 @@ class Frame:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of the frame; steps of another hash differ in grid, type, scale or unit and belong to another store."""
+        """Hash of grid, types, scales and units, which all steps of a store share."""
         common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
         content = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
         return hashlib.sha256(_text(content).encode()).hexdigest()
@@ -107,7 +107,7 @@ class VirtualCube:
         return sorted({name for step in self.steps for name in step.chunks})
 
     def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
-        """Return the store without the Items `leaving`, plus `steps`; `frame` has the store's signature."""
+        """Return the store without the Items `leaving`, with `steps` and the arrays of `frame`."""
         kept = (step for step in self.steps if step.item_id not in leaving)
         ordered = tuple(sorted((*kept, *steps), key=lambda step: (step.place, step.item_id)))
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
@@ -166,7 +166,7 @@ def values_of(store: VirtualCube) -> Iterator[tuple[str, bytes]]:
 
 
 def references_of(store: VirtualCube, *, region: str) -> dict[str, Any]:
-    """Return the document of a store that has a step; `region` is where its objects' buckets are."""
+    """Return the document of a store that has a step, with the region of its objects' buckets."""
     metadata = metadata_of(store)
     version = 3 if store.frame.messages else 2
     if version == 3:
@@ -195,7 +195,7 @@ def to_document(store: VirtualCube, *, region: str) -> bytes:
 
 
 def chunks_of(store: VirtualCube) -> Iterator[tuple[str, tuple[int, ...], StoreStep, StoredChunk]]:
-    """Yield the chunks of a store's images: array, place in the array, step and place in the step's object."""
+    """Yield array, place in the array, step and byte range of each chunk of a store's images."""
     for number, step in enumerate(store.steps):
         for name, chunks in step.chunks.items():
             for chunk in chunks:
@@ -203,7 +203,10 @@ def chunks_of(store: VirtualCube) -> Iterator[tuple[str, tuple[int, ...], StoreS
 
 
 def from_document(document: Mapping[str, Any]) -> VirtualCube:
-    """Parse a document of `references_of`. Raises ValueError, TypeError or KeyError for any other document."""
+    """Parse a document of `references_of`.
+
+    Raises ValueError, TypeError or KeyError for any other document.
+    """
     ours, refs = document["kfm"], document["refs"]
     version = 3 if METADATA in refs else 2
     if version == 3:
@@ -271,7 +274,7 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
 
 
 def _fill(variable: StoredVariable) -> dict[str, Any]:
-    """Return the fill value as an attribute: in Zarr 3, an array's own fill value does not mean "missing"."""
+    """Return the fill value as an attribute, because Zarr 3's own does not mean "missing"."""
     if variable.fill is None:
         return {}
     # xarray encodes floats so that none is changed by JSON (FillValueCoder).
@@ -285,7 +288,7 @@ def _only_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str, *, version
 
 
 def _text(value: Any) -> str:
-    """Return JSON with sorted keys, so that the text does not depend on the order in which steps arrive."""
+    """Return JSON that does not depend on the order in which steps arrive."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 

@@ -1,6 +1,4 @@
-"""Conversion of a store's metadata between Zarr's version 2, as in `references.py`, and version 3, as in a document.
-
-Belongs here: the two forms of an array's metadata, and the keys of chunks. Does not belong here: values.
+"""Conversion of a store's metadata between versions 2 and 3 of Zarr.
 
 Documents of GRIB2 messages use version 3: gribberish's codec for version 2 needs bytes, but zarr-python 3 passes
 arrays. Icechunk has version 3 alone (`reading/icechunk_form.py`).
@@ -38,7 +36,7 @@ def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping
 
 
 def to_version_2(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the version 2 metadata from `zarr.json` of a store of messages, whose arrays have 64-bit floats."""
+    """Return the version 2 metadata of a store of messages, from its `zarr.json`."""
     metadata: dict[str, Any] = {".zgroup": {"zarr_format": 2}, ".zattrs": group["attributes"]}
     for name, array in group["consolidated_metadata"]["metadata"].items():
         message = array["codecs"][0]["name"] == MESSAGE_CODEC
