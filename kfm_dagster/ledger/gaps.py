@@ -1,4 +1,4 @@
-"""The gap table: missing objects of followed products, their repairs (BEY-05), arrival times.
+"""The gap table: missing objects of followed products (BEY-05), and arrival times.
 
 All rows of the table are derived from the ledger. An arrival time is the delay of an announcement after the start of
 its scan or run. These times are counted by day, product and lead, in classes of 1 s up to 50 s and of 2 % beyond.
@@ -79,7 +79,7 @@ class Gaps:
     database: Database
 
     def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
-        """Expect products from the hour after these times; a followed product keeps its earlier time."""
+        """Expect products from the hour after these times, unless they are already followed."""
         if since:
             feeds = [{"product": name, "since": at} for name, at in sorted(since.items())]
             tx.run("gaps.follow", dataset=dataset, feeds=feeds)
@@ -115,7 +115,7 @@ class Gaps:
         return len(changed), len(closed)
 
     def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> None:
-        """Open and close silences and drops by the announcements in these windows, which end at `at`."""
+        """Open and close silences and drops by the announcements in windows that end at `at`."""
         watched = {(window.dataset, window.product): window for window in windows}
         if not watched:
             return

@@ -89,7 +89,7 @@ def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reas
 
 
 def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: float | None = None) -> float:
-    """Return the wait after the n-th attempt of `key`; `base_seconds` overrides the policy's base."""
+    """Return the seconds to wait after an attempt; `base_seconds` overrides the policy's base."""
     base = backoff.base_seconds if base_seconds is None else base_seconds
     # Attempts are at most 20 (contract model), so the power cannot overflow.
     seconds = base * 2.0 ** (max(attempt, 1) - 1) if backoff.kind.startswith("exp") else base

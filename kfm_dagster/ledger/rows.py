@@ -49,7 +49,7 @@ def bounded(text: str | None) -> str | None:
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
-    """Return a new record's row; `extension` has the contract's fields, and leaves without a column."""
+    """Return a new record's row; `extension` has the values that have no column."""
     row: dict[str, Any] = {"partition_key": envelope.partition}
     extension: dict[str, Any] = {**key_groups(contract, envelope.key, contract.ledger.extension_fields)}
     for section in _PARSED:
@@ -112,7 +112,7 @@ def _from_extension(leaf: Leaf, value: Any) -> Any:
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:
-    """Return an attempt's sub-statuses (unknown for operators that did not run) and Item location."""
+    """Return an attempt's sub-statuses and Item location; a missing section is unknown."""
     integrity, metadata, stac, provenance = (
         envelope.integrity,
         envelope.metadata,

@@ -175,7 +175,7 @@ def refusal(error: DBAPIError) -> IllegalTransitionError | None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise IllegalTransitionError instead of the driver's error when a trigger of the ledger refuses."""
+    """Turn a refusal by a trigger of the ledger into IllegalTransitionError."""
     try:
         yield
     except DBAPIError as error:

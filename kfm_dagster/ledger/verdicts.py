@@ -155,5 +155,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Return whether the unit's latency counts; replays and backfills begin long after the event."""
+    """Return whether the unit's latency counts, which replays and backfills would distort."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}
