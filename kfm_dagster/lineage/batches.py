@@ -26,7 +26,7 @@ from kfm_dagster.storage.publisher import Publisher, PublishError, open_publishe
 
 
 class LineageFiles:
-    """The lineage root: a folder or s3://bucket/prefix; hrefs are relative to it. Methods raise PublishError."""
+    """Files below the lineage root, which is a folder or s3://bucket/prefix."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -37,13 +37,13 @@ class LineageFiles:
         return cls(open_publisher(location, setting="KFM_LINEAGE_URL", private=True))
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write a file durably; the same bytes may be published again."""
+        """Write a file durably; the same bytes may be published again. Raises PublishError."""
         hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
         publish(self._publisher, [{href: content}])
         hit(Failpoint.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
-        """Return a published file."""
+        """Return a published file. Raises PublishError."""
         content = self._publisher.read([href]).get(href)
         if content is None:
             raise PublishError(StacIssue.IO_ERROR, f"{href} is missing")
@@ -68,7 +68,7 @@ def batch_id_of(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not accept; `not_taken` counts events that the backend lacks."""
+    """A failed delivery of a batch; `not_taken` counts the events that the backend lacks."""
 
     batch_id: str
     destination: str

@@ -104,7 +104,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must each accept an event; one of several alternatives is enough."""
+    """Return the transports that must each accept an event; alternatives count as one."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -217,7 +217,7 @@ class BackendDelivery:
         self._clock = clock
 
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
-        """Send at most `most_batches` due batches `within` a time; return the number of accepted events.
+        """Send due batches within both limits; return the number of accepted events.
 
         Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """

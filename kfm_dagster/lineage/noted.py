@@ -1,4 +1,4 @@
-"""Ends of node steps (IEN-11) and of failed attempts (RSP-16): recorded, then published once.
+"""Ends of node steps (IEN-11) and failed attempts (RSP-16), recorded and published once.
 
 The end of a step or an attempt writes a row. The process that publishes lineage turns the rows without a batch into
 batches in one transaction, so that after a crash either the rows remain or the batches are in the outbox. Nothing is

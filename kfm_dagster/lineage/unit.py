@@ -43,11 +43,11 @@ class IngestRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageUnit:
-    """A registered envelope and its lineage ids: UUIDv8 of stable fields, as `urn:uuid:` in PROV.
+    """A registered envelope with its lineage ids, which are UUIDv8 of stable fields.
 
     Ids of the object derive from its URI and version, ids of messages from SNS and SQS, ids of this ingest's results
     from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and a
-    repair that changed the Item is published beside the earlier lineage.
+    repair that changed the Item is published beside the earlier lineage. PROV has the ids as `urn:uuid:`.
     """
 
     wal_id: WalId
