@@ -108,7 +108,10 @@ def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | N
 
 
 def optional_text(parent: Mapping[str, Any], name: str, pattern: re.Pattern[str], *, path: str) -> str | None:
-    """Return a field after removing its quotes; None if absent. Raises MessageError for another form."""
+    """Return a text field without its quotes; None if it is absent.
+
+    Raises MessageError naming `path` if the text does not match the pattern.
+    """
     text = parent.get(name)
     if text is None:
         return None
@@ -131,10 +134,10 @@ MAX_DIGITS = 3
 class ChunkNotice:
     """A message of Unidata's feed of NEXRAD Level II chunks, which is not an S3 event.
 
-    It has `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`. They repeat the key's parts, so
-    a message with the key of another chunk is refused. Numbers are JSON numbers in messages captured in 2026, and texts
-    in the feed's public description; both are read. `DateTime` is the start of the volume and has no zone; it is in
-    UTC, like the key's timestamp. Size, ETag and sequencer do not exist, and the key is not encoded.
+    Its fields are `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`. They repeat the parts
+    of the key, so a message with the key of another chunk is refused. Numbers are JSON numbers in messages captured in
+    2026, and texts in the feed's public description; both are read. `DateTime` is the start of the volume, in UTC like
+    the key's timestamp, and has no zone. The message has no size, ETag or sequencer, and its key is not encoded.
 
     `site`, `volume` and `start` (UTC) identify the volume, `chunk` is the chunk's number. `kind` is S for the volume's
     first chunk, E for its last, I for others. `layout` is the volume's, e.g. `V06`.

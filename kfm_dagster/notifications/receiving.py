@@ -83,7 +83,7 @@ class ReceiveCall:
     _empty: int = 0
 
     def requests(self, most: int) -> list[int]:
-        """Return the number of messages that each of the next requests may bring; none ends the call."""
+        """Return the maximum messages of each next request; an empty list ends the call."""
         if self._empty >= EMPTY_RECEIVES or (self.max_units is not None and self._units >= self.max_units):
             return []
         room = (self.max_bytes - self._bytes) // (self._largest or MAX_BODY_BYTES)
