@@ -1,4 +1,4 @@
-"""integrity-check: check that an object is the announced object, is whole, and has the declared format.
+"""integrity-check: check that an object is as announced, whole, and of the declared format.
 
 Belongs here: the checks that need a single request, and the severity of findings, which metadata-extract uses, too.
 Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers (`metadata_extract.py`).
@@ -121,7 +121,7 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
 
 
 def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
-    """Compare a size with the peer sizes stored when the unit was admitted; None if they are too few."""
+    """Compare a size with its peers' sizes at the unit's admission; None if they are too few."""
     if rules.peers is None or envelope.peer_sizes is None or size == 0:
         return None
     peers = PeerSizes(*envelope.peer_sizes)

@@ -74,7 +74,7 @@ class IgnoreReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ignored(IgnoredRecord):
-    """A record, or a whole message, that gives no unit; `dataset` is None if several share the bucket or topic."""
+    """An ignored record or message; `dataset` is None if bucket and topic do not determine it."""
 
     sidecar_version: str | None = None
     """ETag of a created sidecar, or an empty text if the event has no ETag; None for any other record."""
@@ -359,7 +359,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Route a record by bucket and key, not by `configurationId`, which can name another satellite."""
+    """Route a record by bucket and key, because `configurationId` can name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.every.announced.get((topic, bucket))
     if announced is None:
@@ -395,7 +395,10 @@ def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Map
 
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
-    """Return whether an event is a removal, not a creation. Raises MessageError for other events."""
+    """Return whether an event is a removal that the contract permits, and not a creation.
+
+    Raises MessageError for any other event.
+    """
     _check_version(contract, "eventVersion", require_text(record, "eventVersion"))
     name = require_text(record, "eventName")  # S3 user guide, "Supported event types"
     kind = name.removeprefix("s3:").partition(":")[0]

@@ -234,7 +234,7 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
-    """If the contract has no sidecar, turn the finding of a missing sidecar into unchecked completeness."""
+    """Return a missing sidecar as unchecked completeness if the contract declares no sidecar."""
     code, text = finding
     if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
         return MetadataIssue.COMPLETENESS_UNCHECKED, text
