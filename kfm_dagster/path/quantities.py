@@ -94,7 +94,7 @@ def _unit(name: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _report(units: tuple[tuple[str, Any], ...]) -> tuple[DimensionalEntry, ...]:
-    """Report on units (None without a unit); cached, because pint is slow and values are ignored."""
+    """Return the report on these units (None: no unit), cached because pint is slow."""
     unit_of = dict(units)
     names = [*QUANTITIES, *(name for name in unit_of if name not in QUANTITIES)]
     entries = [

@@ -71,7 +71,7 @@ def path_covariance(by_input: Floats, *, end_index: Floats, sigmas: Sigmas) -> F
 
 
 def atmosphere_sigmas(by_input: Floats, sigmas: Sigmas) -> Floats:
-    """Return the optical paths' standard uncertainties due to the atmosphere, in m, shape (beams,)."""
+    """Return each optical path's standard uncertainty due to the atmosphere, in metres."""
     deviations: Floats = np.linalg.norm(by_input * (sigmas.n0, sigmas.scale_height_m), axis=1)
     return deviations
 
