@@ -45,12 +45,12 @@ def canonical_json(value: Any) -> bytes:
 
 
 def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any]) -> str:
-    """Return `sha256:<64 hex>` over inputs and parameters (JSON values only; run-state pattern, section 4).
+    """Return the hash of a node's inputs and parameters by the run-state pattern, section 4.
 
         inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
 
-    Inputs are sorted by URI and keys lexicographically; text is UTF-8, and numbers are as in JSON. The order of inputs
-    does not matter; any change of a member changes the hash.
+    Parameters are JSON values. Inputs are sorted by URI and keys lexicographically; text is UTF-8, and numbers are as
+    in JSON. The order of inputs does not matter; any change of a member changes the hash.
     """
     encoded = sorted(
         (reference.canonical() for reference in inputs), key=lambda item: (item["uri"], canonical_json(item))
