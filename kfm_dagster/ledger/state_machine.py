@@ -90,8 +90,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code gives the reason",
     ),
 )
-"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, including that of a state with
-itself."""
+"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, also a state with itself."""
 
 _DECIDED = (
     "a logged decision on exactly this version: actor, reason, change reference; in prod a second actor's approval"

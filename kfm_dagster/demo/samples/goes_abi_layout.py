@@ -82,7 +82,7 @@ _DRAWN_BAND = 13
 _DRAWN_FROM, _DRAWN_STEP = 1600, 12
 """Stored value of the lowest level of a drawn image, and difference of the next level."""
 _DRAWN_UNITS = {"CMI": ("K", 0.06145332, 89.62), "Rad": ("W m-2 sr-1 um-1", 0.15859237, -20.28991)}
-"""Unit, scale and offset of a drawn image: those of band 13's temperatures and of band 2's radiances."""
+"""Unit, scale and offset of a drawn image, from band 13's temperatures and band 2's radiances."""
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
 """Dimensions without a variable."""
 

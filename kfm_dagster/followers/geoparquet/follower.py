@@ -128,7 +128,7 @@ class GeoParquet:
             self._clear(where, {day: files[day]})
 
     def _clear(self, where: str, files: Mapping[str, Sequence[str]]) -> None:
-        """Remove the obsolete files of these days, also those that a crash or a stalled writer left."""
+        """Remove the obsolete files of these days, also files that a crash or a stalled writer left."""
         files_by_day = {day: names for day, names in self._files(where).items() if day in files}
         days = read_days(self._publisher, where, files_by_day)
         for day, names in files_by_day.items():

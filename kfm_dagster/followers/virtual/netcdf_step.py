@@ -142,7 +142,7 @@ def _variable(named: NamedDataset, stored: StoredValues) -> StoredVariable:
 
 
 def _wrapped(value: AttributeValue, data_type: np.dtype[Any]) -> AttributeValue:
-    """Return an attribute's signed numbers as those of an unsigned type."""
+    """Return an attribute's signed numbers as numbers of an unsigned type."""
     wrapped: AttributeValue = np.asarray(value).astype(data_type).tolist()
     return wrapped
 
