@@ -101,7 +101,7 @@ class ReadError(Exception):
 
 
 def unchecked(*reasons: str | None) -> tuple[tuple[MetadataIssue, str], ...]:
-    """Return the finding that an object may lack a part, with the non-empty reasons; none without any."""
+    """Return the finding COMPLETENESS_UNCHECKED with the non-empty reasons, if there are any."""
     text = "; ".join(filter(None, reasons))
     return ((MetadataIssue.COMPLETENESS_UNCHECKED, text),) if text else ()
 
@@ -122,7 +122,7 @@ def table(name: str) -> Iterator[Mapping[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class LazyReader:
-    """A reader, imported on its first call; the name `goes-abi` means `read_goes_abi` of `goes_abi.py`."""
+    """A reader, imported on its first call; `goes-abi` names `read_goes_abi` of `goes_abi.py`."""
 
     name: str
 

@@ -121,11 +121,11 @@ def time_axis(header: NetcdfHeader) -> str | None:
 
 
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
-    """Return the axis of longitude or projected x, or of latitude or projected y; cells end half a step from centres.
+    """Return the file's only axis of a kind: longitude or projected x, latitude or projected y.
 
-    Its five samples decide whether the axis is even: more would cost requests, and no known grid is uneven between
-    them. Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY unless they are
-    ordered degrees or metres.
+    Its cells end half a step from their centres. Five samples decide whether it is even: more would cost requests, and
+    no known grid is uneven between them. Raises ReadError: MISSING_GEOLOCATION without such an axis or its values,
+    INVALID_GEOMETRY unless they are ordered degrees or metres.
     """
     names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
     if len(names) != 1:
@@ -168,7 +168,7 @@ def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
-    """Return first and last time of an axis in UTC; None for unsupported units, calendar or values."""
+    """Return first and last time of an axis in UTC, None if they cannot be decoded."""
     axis = header.axes[name]
     units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)

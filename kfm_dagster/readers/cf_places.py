@@ -1,4 +1,4 @@
-"""Place of a CF file's values: footprint and projection by its axes, its coordinates, or its attributes.
+"""Place of a CF file's values: footprint and projection by axes, coordinates or attributes.
 
 Belongs here: grids on longitudes and latitudes, or on a projection (CF 5.6), positions of curvilinear grids, meshes and
 points (CF 5.2, 5.4), and the extent by ACDD's attributes. Does not belong here: axes (`cf_axes.py`), the form of a
@@ -37,7 +37,7 @@ _EARTH = "EPSG:4326"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Footprint (empty when the file states none) and projection; `plane` are the dimensions of rows and columns."""
+    """Footprint (empty if unknown) and projection; `plane` has the dimensions of rows, columns."""
 
     geometry: Mapping[str, Any] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -121,11 +121,11 @@ def _mapping(header: NetcdfHeader, plane: tuple[str, str]) -> tuple[tuple[str, A
 
 @lru_cache(maxsize=64)
 def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.Proj, str, str | None]:
-    """Return a projection by its code or grid mapping, the WKT2 of its reference system, and the system's own code.
+    """Return a projection, the WKT2 of its reference system, and that system's own code.
 
-    A mapping's text (`crs_wkt`, GDAL's `spatial_ref`) has priority over its parameters, because sea ice's are wrong:
-    `straight_vertical_longitude_from_pole` is 180 degrees off. Raises ReadError(MISSING_GEOLOCATION) if it is not a
-    projection in metres.
+    `mapping` is a code or a grid mapping, whose text (`crs_wkt`, GDAL's `spatial_ref`) has priority over its
+    parameters, because sea ice's are wrong: `straight_vertical_longitude_from_pole` is 180 degrees off. Raises
+    ReadError(MISSING_GEOLOCATION) if it is not a projection in metres.
     """
     try:
         if isinstance(mapping, str):
@@ -159,7 +159,7 @@ def _positions(header: NetcdfHeader) -> tuple[Array, Array] | None:
 
 
 def _pairs(header: NetcdfHeader) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the names of a longitude and a latitude with the same dimensions, and the dimensions."""
+    """Yield names of a longitude and a latitude on the same dimensions, and these dimensions."""
     kinds = {name: axis_kind(variable) for name, variable in header.variables.items() if variable.dimensions}
     for x, y in ((x, y) for x, kind in kinds.items() if kind == "x" for y in kinds if kinds[y] == "y"):
         dimensions = header.variables[x].dimensions

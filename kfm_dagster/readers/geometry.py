@@ -75,7 +75,7 @@ def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any
 
 
 def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
-    """Return the azimuths of a rim, counter-clockwise from the north, equally many in each quarter.
+    """Return a rim's azimuths, counter-clockwise from the north, as many in each quarter.
 
     The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
     centre has the cosine tan(radius) tan(latitude). The rim is flat there, so the ellipsoid changes nothing visible.
@@ -143,7 +143,7 @@ def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArra
 
 
 def followed(longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
-    """Return border points to keep so that no other lies more than _STRAY from their line (Douglas-Peucker)."""
+    """Return border points to keep by the Douglas-Peucker algorithm, with tolerance _STRAY."""
     # The line's third coordinate carries each point's number.
     line = LineString(np.column_stack([longitudes, latitudes, np.arange(len(longitudes))]))
     kept: Array = get_coordinates(line.simplify(_STRAY, preserve_topology=False), include_z=True)
@@ -181,9 +181,10 @@ def outline(
     poles: Collection[float] = (-90.0, 90.0),
     curved: bool = False,
 ) -> tuple[Mapping[str, Any], Box]:
-    """Return the outline of a border counterclockwise of `ni` and `nj` points a side, and its box.
+    """Return the outline of a grid by the points of its border, and its box.
 
-    `poles` are those that the grid can go round; `curved` keeps all points that a side of few segments would miss.
+    The border runs counterclockwise, with `ni` and `nj` points a side. The grid can go round `poles`. `curved` keeps
+    all points that a side of few segments would miss.
     """
     longitudes = np.unwrap(longitudes, period=360.0)
     turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0

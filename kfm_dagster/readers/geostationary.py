@@ -127,7 +127,7 @@ def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
 
 @lru_cache(maxsize=64)
 def reference_system(grid: FixedGrid) -> tuple[CRS, str]:
-    """Return the projection in metres (scan angles times perspective height), and its WKT 2:2019."""
+    """Return the projection in metres (scan angle times height), and its WKT 2:2019."""
     crs = CRS.from_cf(
         {
             "grid_mapping_name": "geostationary",

@@ -1,4 +1,4 @@
-"""Reader of GHCN-Daily: a row for each station, day and element, as gzipped CSV or as Parquet.
+"""Reader of GHCN-Daily: a row for each station, day and element, in gzipped CSV or Parquet.
 
 Belongs here: stations, days and elements of the rows, and the quality flags that occur; of Parquet only the footer's
 statistics. Does not belong here: the values, and the places of the stations, which no row has. If CSV is larger than
@@ -99,13 +99,14 @@ class _Rows:
 
 
 def read_ghcn_daily(request: ReadRequest) -> HeaderMetadata:
-    """Read the days of a station or of a year; `request.groups` has `station` or `year`, and `element` of Parquet.
+    """Read the days of a station or of a year.
 
-    `start` and `end` are the first and last day of the rows at 00:00 UTC (days are local ones), and `datetime` is the
-    first. When the end was not reached (`ghcn:end-known` is False), `end` is the last day that was read. The geometry
-    is the network's area for several stations, and empty for one, whose place is not in the object. Raises ReadError:
-    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the
-    bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
+    `request.groups` has `station` or `year`, and for Parquet `element`. `start` and `end` are the first and last day of
+    the rows at 00:00 UTC (days are local), `datetime` is `start`. If the end was not reached (`ghcn:end-known` is
+    False), `end` is the last day that was read. The geometry is the network's area for several stations, and empty for
+    one, whose place is not in the object. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT,
+    INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the
+    key.
     """
     groups, packed = request.groups, "element" not in request.groups
     rows = _csv(request) if packed else _parquet(request)

@@ -1,8 +1,8 @@
-"""Reader of GHCNh: hourly observations of a station, rows of columns divided by `|` below a header line.
+"""Reader of GHCNh: hourly observations of a station, in columns divided by `|`.
 
 Belongs here: station, places and times of the rows, which variables have values, and the quality codes that occur. Does
-not belong here: the values. Rows without the header's number of columns, or without a time, are counted and otherwise
-left out. Of an object larger than MAX_OBJECT_BYTES the two ends are read (`text_lines.py`), with a finding.
+not belong here: the values. Rows without the header's number of columns, or without a time, are only counted. Of an
+object larger than MAX_OBJECT_BYTES the two ends are read (`text_lines.py`), with a finding.
 
 Source: NOAA NCEI, Global Historical Climatology Network hourly (GHCNh), documentation, "Format of the data" and the
 tables of codes; headers since version 1.1 name `STATION`, `DATE` and `LATITUDE` instead of `Station_ID` and the others.
@@ -161,13 +161,13 @@ class _Rows:
 
 
 def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
-    """Read a station's observations; `request.groups` must have `station`, and `year` if the object has a year.
+    """Read a station's observations.
 
-    `start` and `end` are the times of the first and last row, and `datetime` is that of the first; rows may be in any
-    order. When only the beginning and end of the object were read, the times are those of the rows read, and
-    `ghcn:rows` is missing. The geometry is a Point at the place of the last row; it is empty when no row has a place.
-    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INCOMPLETE_PRODUCT_METADATA for the bytes,
-    TIME_MISMATCH and PLATFORM_MISMATCH against the key.
+    `request.groups` has `station`, and `year` if the object is of a year. `start` and `end` are the times of the first
+    and last row, `datetime` is `start`; rows may be in any order. If only the beginning and end of the object were
+    read, the times are those of the rows read, and `ghcn:rows` is missing. The geometry is a Point at the place of the
+    last row; it is empty when no row has a place. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT
+    and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
     """
     station = request.groups["station"]
     rows = _Rows(station=station.encode("ascii"))

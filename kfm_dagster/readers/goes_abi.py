@@ -122,7 +122,7 @@ def _image(image: Hdf5Dataset) -> dict[str, Any]:
 
 
 def _band_numbers(root: Hdf5Group) -> dict[str, list[float]]:
-    """Return numbers and wavelengths (micrometres) of the bands: one in Rad, CMIP and DMW, 16 in MCMIP."""
+    """Return numbers and wavelengths (micrometres) of the bands; MCMIP has 16 bands."""
     suffixes = [""]
     if root.dataset("band_id") is None:
         suffixes = [f"_C{band:02}" for band in range(1, 17)]
@@ -239,7 +239,7 @@ def _rounded(extent: Box) -> list[float]:
 
 
 def _extent_tolerance(pixel: float) -> float:
-    """Return the tolerance, in degrees, between stated and computed extent; `pixel` is in radians.
+    """Return the tolerance of a stated extent in degrees; `pixel` is in radians.
 
     The file states the extent of the pixels' centres, the grid gives that of their edges. The tolerance is the angle on
     the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second order): 1.6
@@ -272,7 +272,7 @@ def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
 
 
 def _image_bounds(native: Mapping[str, Any]) -> Box:
-    """Return the edges of the image in scan angles, half a pixel outside the first and last centres.
+    """Return the edges of the image in scan angles, half a pixel beyond the outermost centres.
 
     x_image_bounds and y_image_bounds are not used: in early files (2017) they are half a pixel off the axes.
     """

@@ -130,7 +130,7 @@ def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: s
 
 
 def fraction(value: float) -> float | None:
-    """Return a share in [0, 1], the range of PUG's `percent` variables; None for others, such as -999."""
+    """Return a share in [0, 1], the range of PUG's `percent` variables, and None for others."""
     return value if 0 <= value <= 1 else None
 
 

@@ -80,7 +80,7 @@ def _levels(
 
 
 def _shared(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Mapping[str, Any]:
-    """Return a Variable Object, shared by the objects of a product, because HRRR's 100 variables take 80 kB."""
+    """Return a Variable Object, shared by a product's objects: HRRR's 100 variables take 80 kB."""
     make = _variable if len(levels) + len(windows) <= MAX_SHARED else _variable.__wrapped__
     return make(name, levels, windows)
 

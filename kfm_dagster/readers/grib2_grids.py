@@ -230,7 +230,7 @@ _MILLIDEGREE = 1e-3
 
 
 def _gaussian(definition: _Definition, section: bytes) -> Grid:
-    """Return a grid of template 3.40: as 3.0, but octets 68-71 have the number of parallels of a hemisphere."""
+    """Return a grid of template 3.40: as 3.0, with parallels per hemisphere in octets 68-71."""
     (parallels,) = struct.unpack_from(">I", section, 67)
     grid = _lat_lon(definition, section)
     fault = grid.fault
@@ -270,7 +270,7 @@ def _rotated_about_centre(definition: _Definition, section: bytes) -> Grid:
 
 
 def _rotation(definition: _Definition, pole: tuple[float, float]) -> tuple[pyproj.CRS, pyproj.CRS]:
-    """Return the CRS of degrees that are rotated to a southern `pole` (latitude, longitude), and the earth's CRS."""
+    """Return the CRS of degrees rotated to a southern pole, and the CRS of the earth."""
     earth = pyproj.CRS.from_dict({"proj": "longlat", **definition.earth, "no_defs": True, "type": "crs"})
     names = "Latitude of the southern pole", "Longitude of the southern pole", "Axis rotation"
     method = "Pole rotation (GRIB convention)"

@@ -1,4 +1,4 @@
-"""Names of fields without an index: variable, level, step and threshold of a message, as wgrib2 writes them.
+"""Names of fields without an index, as wgrib2 writes them: variable, level, step, threshold.
 
 Belongs here: from walked messages to layers. Does not belong here: lines of an index (`grib_index.py`), octets
 (`grib2_sections.py`).
@@ -86,7 +86,7 @@ def _step(field: GribMessage) -> str | None:
 
 
 def _threshold(probability: Probability | None) -> str:
-    """Return wgrib2's text of a probability (code table 4.9); empty for an event that is not known."""
+    """Return wgrib2's text of a probability (code table 4.9); empty for an unknown event."""
     if probability is None:
         return ""
     kind, lower, upper = probability

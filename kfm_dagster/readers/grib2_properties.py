@@ -28,7 +28,7 @@ Codes = tuple[int, int, int]
 
 
 class Parameter(NamedTuple):
-    """A row of the table. `missing` and `no_coverage` are the codes of these states in a field, if any."""
+    """A row of the table; `missing` and `no_coverage` are codes among a field's values."""
 
     abbreviation: str
     unit: str
@@ -56,7 +56,7 @@ def parameters() -> Mapping[Codes, Parameter]:
 
 
 def named(text: str) -> Parameter | None:
-    """Return the parameter that an index names by abbreviation or codes; None if the table lacks it."""
+    """Return the parameter that an index names by abbreviation or codes, if the table has it."""
     if match := _UNNAMED.match(text):
         discipline, category, number = map(int, match.groups())
         return parameters().get((discipline, category, number))

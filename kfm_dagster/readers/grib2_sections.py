@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class Probability(NamedTuple):
-    """Event of a probability (code table 4.9) with its lower and upper limit; a missing limit is 0."""
+    """Event of a probability (code table 4.9), and its limits; a missing limit is 0."""
 
     kind: int
     lower: float
@@ -137,7 +137,7 @@ class HeaderWindow:
         return self._bytes[start - self._start : start - self._start + length]
 
     def hold(self, start: int, length: int) -> None:
-        """Request [start, start + length) unless it is held already; reads within it then need no request."""
+        """Hold bytes [start, start + length), so that reads within them need no further request."""
         if start < self._start or start + length > self._start + len(self._bytes):
             self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
 
@@ -164,7 +164,7 @@ _SEPARATOR_BYTES = 19
 
 
 def states_length(window: HeaderWindow) -> bool:
-    """Return whether the object begins with its own length. Raises ReadError(TRUNCATED_OBJECT) if it is shorter."""
+    """Return whether the object begins with its length. Raises ReadError if it is shorter."""
     separator = _SEPARATOR.match(window.peek(0, _SEPARATOR_BYTES))
     stated = separator.end() + int(separator[1]) if separator else 0
     if stated > window.size:
@@ -373,7 +373,8 @@ def _probability(section: bytes) -> Probability:
 
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
-    """Return process (4 octets before the time unit), ensemble or derived type (35), member (36)."""
+    """Return generating process and role in an ensemble under ecCodes' key names."""
+    # Octets: process 4 before the time unit, type of ensemble or derived forecast 35, member 36.
     layout = _LAYOUTS.get(template)
     octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:

@@ -58,7 +58,7 @@ class IndexEntry(NamedTuple):
 
 
 def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
-    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) that names its size or first wrong line."""
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) with its size or first wrong line."""
     if source.size > MAX_INDEX_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"

@@ -223,7 +223,7 @@ class Hdf5Object:
     def _dense(
         self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
     ) -> Callable[[], dict[bytes, bytes]] | None:
-        """Return a function that reads a message's dense storage; the optional bytes exist if flag 1 is set."""
+        """Return a reader of a message's dense storage; flag 1 means that `optional_bytes` exist."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:

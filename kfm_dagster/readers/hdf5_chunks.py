@@ -41,7 +41,7 @@ MAX_SMALL_BYTES = 1 << 18
 
 
 class StoredChunk(NamedTuple):
-    """A chunk: bytes [offset, offset + length) of the object. `place` counts chunks by dimension."""
+    """A chunk in bytes [offset, offset + length); `place` counts chunks by dimension."""
 
     place: tuple[int, ...]
     offset: int

@@ -146,7 +146,7 @@ def _reference(body: bytes, at: int, _depth: int) -> int:
 
 
 def _sequence(body: bytes, at: int, depth: int) -> int:
-    """Check sequences (kind 0) or texts (kind 1) of any length, and their elements; return the end."""
+    """Check the type of sequences (kind 0) or texts (kind 1) of any length; return its end."""
     kind, pad, characters = body[at + 1] & 0x0F, body[at + 1] >> 4, body[at + 2]
     is_text = kind == 1
     if kind > 1 or characters >= _CHARACTER_SETS or pad >= _PADS or body[at + 3] or element_size(body[at:]) != 16:
@@ -205,7 +205,7 @@ def verified(data: bytes, what: str) -> bytes:
 
 
 def lookup3(data: bytes) -> int:
-    """Return HDF5's hash: `hashlittle` of Bob Jenkins's lookup3 (public domain, 2006), beginning at 0."""
+    """Return HDF5's hash: Bob Jenkins's `hashlittle` (lookup3, 2006, public domain) of seed 0."""
     mask = _MASK
     a = b = c = (0xDEAD_BEEF + len(data)) & mask
     if not data:

@@ -238,7 +238,7 @@ def _width(most: int) -> int:
 
 
 class _FractalHeap:
-    """Managed objects of a fractal heap, in one direct block or an indirect block of several (III.G)."""
+    """Managed objects of a fractal heap, whose root is a direct or an indirect block (III.G)."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
         self._file = file
@@ -278,7 +278,7 @@ class _FractalHeap:
         self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Return whether a heap id is of a managed object; other objects are stored elsewhere (III.G)."""
+        """Return whether a heap id is of a managed object, not of a huge or tiny one (III.G)."""
         kind = heap_id[0] >> 4
         if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
             raise unreadable(f"a fractal heap id of kind {kind}")
@@ -298,7 +298,7 @@ class _FractalHeap:
         return block[inside : inside + length]
 
     def _locate(self, offset: int) -> tuple[bytes, int]:
-        """Return the direct block that contains an offset of the heap, and the offset within the block."""
+        """Return the direct block that holds an offset of the heap, and the offset in the block."""
         if not self._rows:
             return self._direct(self._root, 0, self._start), offset
         # Rows 0 and 1 have blocks of the starting size; each further row doubles it.

@@ -189,7 +189,7 @@ def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A number, or a text if `struct_code` is None; a text has a fixed length or is in the global heap."""
+    """A number, or a text (`struct_code` is None) of fixed length or in the global heap."""
 
     size: int
     struct_code: str | None

@@ -1,7 +1,8 @@
-"""Reader of NetCDF files after CF (grids, curvilinear grids, meshes, points): headers and positions, no field's value.
+"""Reader of NetCDF files after CF: headers and positions, but not the values of fields.
 
-Belongs here: the Item's fields of such a file, and its agreement with the key. Does not belong here: axes
-(`cf_axes.py`), the place of the values (`cf_places.py`), how NetCDF stores a header (`netcdf_header.py`).
+Belongs here: the Item's fields of such a file (a grid, curvilinear or not, a mesh or points), and its agreement with
+the key. Does not belong here: axes (`cf_axes.py`), the place of the values (`cf_places.py`), how NetCDF stores a header
+(`netcdf_header.py`).
 
 The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
 or more of them); `run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run; the groups of `_GROUPS` are literal,
@@ -85,7 +86,7 @@ def _metadata(request: ReadRequest, header: NetcdfHeader) -> HeaderMetadata:
 
 
 def _forecast(header: NetcdfHeader, valid: Interval | None, groups: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the forecast extension 0.2.0: the run that the file states, or else the key.
+    """Return the fields of the forecast extension 0.2.0, by the file's run or else the key's.
 
     Raises ReadError(TIME_MISMATCH) when both differ in a key with a lead; an analysis may begin hours before its run.
     """
@@ -162,7 +163,7 @@ def _bands(header: NetcdfHeader, plane: tuple[str, str] | None) -> dict[str, Any
 
 
 def _dimension(header: NetcdfHeader, name: str, placed: Place, covered: Interval) -> dict[str, Any]:
-    """Return a Dimension Object; its extent is from the centre of the first cell to that of the last."""
+    """Return a Dimension Object; its extent is between the centres of the outermost cells."""
     axis = header.axes.get(name)
     kind = axis_kind(axis) if axis else None
     values = ends(header, name) if axis else None
@@ -198,7 +199,7 @@ def _texts(header: NetcdfHeader) -> dict[str, str]:
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:
-    """Return the key's groups as `<word>:<name>`: its prefix, else the file name's first word, else `grid`."""
+    """Return the key's groups as properties `<prefix>:<name>`."""
     match, groups = _WORD.match(request.key.rpartition("/")[2]), request.groups
     word = groups.get("prefix") or (match[0] if match else "grid")
     properties = {name: groups[name] for name in _GROUPS if groups.get(name)}

@@ -1,4 +1,4 @@
-"""Header of a NetCDF file: dimensions, variables, attributes, some values of its axes, all values of coordinates.
+"""Header of a NetCDF file: names, attributes, samples of axes, values of coordinates.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
 the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`). Only the root group is read.
@@ -58,14 +58,14 @@ class Variable:
         return value if isinstance(value, str) else ""
 
     def number(self, name: str, default: float = math.nan) -> float:
-        """Return the numeric attribute of a name, the default without one, and NaN for another value."""
+        """Return a numeric attribute, the default if it is absent, NaN if it is not a number."""
         value = self.attributes.get(name, default)
         return value if isinstance(value, int | float) else math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetcdfHeader:
-    """Global attributes, lengths of dimensions, and variables whose dimensions have names; all by name.
+    """Global attributes, lengths of dimensions, and variables with named dimensions, by name.
 
     `axes` are variables by their single dimension: the variable of its name (CF 1.11, section 1.3), else the only other
     one with the attribute `axis`, such as the times of a dimension `tdim`.
@@ -185,7 +185,7 @@ def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
 
 
 def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Return the names of a variable's dimensions; None if a name is missing (never in NetCDF-4)."""
+    """Return the names of a variable's dimensions; None if one has no name (never in NetCDF-4)."""
     if not dataset.shape:
         return ()
     if dataset.address in scales and len(dataset.shape) == 1:

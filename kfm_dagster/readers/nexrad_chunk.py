@@ -1,4 +1,4 @@
-"""Reader of NEXRAD Level II chunks: describes an unfinished volume from its newest chunk alone.
+"""Reader of NEXRAD Level II chunks: describes an unfinished volume by its newest chunk.
 
 A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
 metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so chunk n proves that n

@@ -138,6 +138,7 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _control_block_bytes(data: bytes) -> int:
-    """Return the bytes of NOAAPort's control block (bits 01, then 14 bits that count halfwords), if any."""
+    """Return the size of NOAAPort's control block in bytes, 0 without such a block."""
+    # Bits 01, then 14 bits that count halfwords.
     word = int.from_bytes(data[:2], "big")
     return 2 * (word & 0x3FFF) if word >> 14 == 1 else 0

@@ -169,7 +169,7 @@ def decode_message(data: bytes) -> Message:
 
 
 def accumulation(description: Description) -> tuple[datetime | None, datetime | None]:
-    """Return begin and end of a product's accumulation; None if not stated, or for an unknown product.
+    """Return begin and end of a product's accumulation, each None if it is not known.
 
     If only the end is stated, the begin follows from the product's fixed length, or from the stated length (code 173).
     """
@@ -192,7 +192,7 @@ def _date_and_minute(description: Description, places: tuple[int, int] | None) -
 
 
 def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
-    """Decode figure 3-17; the length (82 bytes, since build 14 178) excludes the divider and itself."""
+    """Decode figure 3-17. Its length counts the bytes after itself: 82, or 178 since build 14."""
     if len(data) < _HEADER_BYTES + _STATUS.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a general status message")
     divider, length, mode, _, vcp = _STATUS.unpack_from(data, _HEADER_BYTES)

@@ -54,7 +54,7 @@ _OPERABILITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Position that the radar states: WGS 84 degrees, and the feedhorn's metres above mean sea level."""
+    """Position that the radar states: degrees (WGS 84), feedhorn's metres above mean sea level."""
 
     latitude: float
     longitude: float
@@ -275,7 +275,7 @@ def message_at(header: bytes) -> tuple[int, int, int, int]:
 
 
 def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of each message of type 1, 2, 5 and 31, and of the first segment of type 18.
+    """Yield type and body of messages of type 1, 2, 5 and 31, and of type 18's first segment.
 
     Continues to the end of the stream, which bounds the memory: see `Unpacked` and `BlockCache`.
     Raises ReadError when the stream ends within such a message.

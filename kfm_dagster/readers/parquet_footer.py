@@ -1,4 +1,4 @@
-"""Footer of a Parquet file: rows, columns and the ranges of their texts, without reading a page.
+"""Footer of a Parquet file: rows, columns and the ranges of their texts, without a page.
 
 The footer is at most MAX_FOOTER_BYTES and takes two requests. It is decoded here and not by pyarrow, which ends the
 process at some corrupt footers. Sources: Apache Parquet, "File Format" and parquet.thrift; Apache Thrift, "Thrift
@@ -40,7 +40,7 @@ class Footer:
 
 
 def read_footer(source: ByteSource) -> Footer:
-    """Read a file's footer. Raises ReadError: TRUNCATED_OBJECT, UNREADABLE_FORMAT, RESOURCE_LIMIT."""
+    """Read a footer. Raises ReadError: TRUNCATED_OBJECT, UNREADABLE_FORMAT, RESOURCE_LIMIT."""
     tail = _tail(source, BLOCK_BYTES)
     if tail[-len(_MAGIC) :] != _MAGIC:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the object ends with {tail[-4:]!r}, not with a footer")
@@ -70,7 +70,7 @@ def read_footer(source: ByteSource) -> Footer:
 
 
 class _Compact:
-    """Decoder of the compact protocol: structures as dictionaries by field number, lists, integers and bytes."""
+    """Decoder of the compact protocol; structures are dictionaries by field number."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -78,7 +78,7 @@ class _Compact:
         self._left = MAX_VALUES
 
     def value(self, kind: int, depth: int) -> Any:
-        """Return the next value of a type. Raises ReadError(RESOURCE_LIMIT), IndexError and ValueError."""
+        """Return the next value. Raises ReadError(RESOURCE_LIMIT), IndexError and ValueError."""
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a footer of over {MAX_VALUES} values, {MAX_DEPTH} deep")
@@ -128,13 +128,15 @@ class _Compact:
 
 
 def _end(chunk: Mapping[int, Any]) -> int:
-    """Return where a column chunk ends: ColumnMetaData 7 is its size, 9 and 11 the first data and dictionary page."""
+    """Return the end of a column chunk."""
+    # ColumnMetaData: 7 size, 9 first data page, 11 dictionary page.
     first = [at for at in (chunk.get(11), chunk[9]) if at]
     return int(min(first, default=0) + chunk[7])
 
 
 def _range(chunks: Sequence[Mapping[int, Any]]) -> tuple[bytes, bytes] | None:
-    """Return least and greatest value of a column: ColumnMetaData 12 has them as 6 and 5, before 2017 as 2 and 1."""
+    """Return a column's least and greatest value."""
+    # ColumnMetaData 12 has them as 6 and 5, before 2017 as 2 and 1.
     statistics = [chunk.get(12, {}) for chunk in chunks]
     least = [each.get(6, each.get(2)) for each in statistics]
     greatest = [each.get(5, each.get(1)) for each in statistics]

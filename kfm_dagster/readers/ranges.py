@@ -31,7 +31,7 @@ class BytesSource:
 
 
 class BlockCache:
-    """A ByteSource that requests whole blocks of another, adjacent blocks at once, and keeps them.
+    """Cache of another ByteSource's blocks; adjacent blocks are requested at once.
 
     A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
     serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are

@@ -88,7 +88,7 @@ class TextLines:
 def station_places(
     prefix: str, places: Sequence[tuple[float, float]], elevations: Sequence[float], *, whole: bool
 ) -> dict[str, Any]:
-    """Return the properties of a station's places: latitudes and longitudes in order, and the last elevation."""
+    """Return properties with a station's distinct places in order, and its last elevation."""
     distinct = sorted(set(places))
     properties: dict[str, Any] = {f"{prefix}:elevation-m": elevations[-1]} if elevations else {}
     if 0 < len(distinct) <= MAX_POSITIONS:
@@ -101,7 +101,7 @@ def station_places(
 def span(
     first: bytes, last: bytes, *, year: str | None, moment: Callable[[bytes], datetime] | None = None
 ) -> tuple[datetime, datetime]:
-    """Return the times of an object's first and last row; `year` is the year in the key, or None.
+    """Return the times of an object's first and last row; `year` is the year in its key.
 
     `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or if one is not of the year.
     """
@@ -134,7 +134,7 @@ def utc(stamp: bytes) -> datetime:
 
 
 def cube(first: datetime, last: datetime | None, variables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return variables over the times (datacube extension 2.2.0); the last time is None when it is unknown."""
+    """Return variables over the times (datacube extension 2.2.0); an unknown `last` is None."""
     return {
         "cube:dimensions": {"time": {"type": "temporal", "extent": [rfc3339(first), last and rfc3339(last)]}},
         "cube:variables": {

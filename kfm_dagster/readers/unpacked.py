@@ -31,7 +31,7 @@ def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) ->
 
 
 class Gunzip:
-    """`zlib` with the interface of `bz2.BZ2Decompressor`; verifies checksum and length (RFC 1952, 2.3.1)."""
+    """`zlib` like `bz2.BZ2Decompressor`, with checksum and length verified (RFC 1952, 2.3.1)."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -57,7 +57,7 @@ class Gunzip:
 
 
 class Unpacked:
-    """A compressed stream as bytes, read forwards only: a read discards the bytes before its start.
+    """A compressed stream as bytes, read forwards: a read discards the bytes before its start.
 
     At least `step` bytes are decompressed at a time, at most `limit` in all.
     """
@@ -106,11 +106,11 @@ Bytes: TypeAlias = ByteSource | Unpacked
 
 
 def gunzipped(source: ByteSource, *, limit: int) -> BytesSource:
-    """Return the content of a gzipped object, a single stream, requested in one read. Raises ReadError.
+    """Request a gzipped object at once, and return the content of its single stream.
 
-    The stream's end proves that the content is whole, with valid checksum and length (RFC 1952, 2.3.1).
-    TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or bytes follow
-    it; RESOURCE_LIMIT when it has more than `limit` bytes.
+    The stream's end proves that the content is whole, with valid checksum and length (RFC 1952, 2.3.1). Raises
+    ReadError: TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or
+    bytes follow it; RESOURCE_LIMIT when it has more than `limit` bytes.
     """
     packed, gunzip, size = source.read(0, source.size), Gunzip(), 0
     if len(packed) < source.size:
