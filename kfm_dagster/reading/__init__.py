@@ -1,4 +1,4 @@
-"""Search a catalog and open fields of its objects in Python, without Dagster and without the database.
+"""Search a catalog and open its objects in Python, without Dagster and the database.
 
     import kfm_dagster as kfm
 

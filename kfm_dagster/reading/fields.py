@@ -1,4 +1,4 @@
-"""Open the object of an Item, or one of its fields, as xarray: only the bytes of the field are read.
+"""Open the object of an Item, or the bytes of one of its fields, as xarray.
 
 Each object is read in the version that its Item describes. An object that was written again raises ObjectReadError.
 Belongs here: which client opens which format. Does not belong here: which Item is the newest (`items.py`).
@@ -172,7 +172,7 @@ def _grid_of(item: Item) -> tuple[object, ...]:
 
 
 def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
-    """Return the object of an asset in the version that the Item describes, without a request if its ETag is known."""
+    """Return an asset's object in the Item's version, without a request if its ETag is known."""
     described = item["assets"][asset]
     scheme, _, place = unquote(described["href"]).partition("://")
     bucket, _, key = place.partition("/")
@@ -216,7 +216,7 @@ def _file(item: Item) -> io.RawIOBase:
 
 
 def _grid(item: Item, name: str | None) -> Any:
-    """Read a GRIB2 field with GDAL, with projected coordinates; without a name, the object's only field."""
+    """Read a GRIB2 field with GDAL, on projected coordinates; no name means the only field."""
     rasterio, rioxarray = package("rasterio"), package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
@@ -258,7 +258,7 @@ def _grid(item: Item, name: str | None) -> Any:
 
 
 def _volume(item: Item) -> bytes:
-    """Return a radar volume. Chunks up to the Item's chunk are joined; their keys differ at the end."""
+    """Return a radar volume; for an Item of chunks, all chunks up to its own, joined."""
     chunks = item["properties"].get("nexrad:chunks")
     href = item["assets"][DATA_ASSET]["href"]
     newest = _content(item)
@@ -272,7 +272,7 @@ def _volume(item: Item) -> bytes:
 
 
 def _reports(item: Item) -> Any:
-    """Return the reports of stations: columns by name, missing values as NaN, in the units of the Item."""
+    """Return the reports of stations, missing values as NaN, in the units of the Item."""
     pandas, columns = package("pandas"), variables_of(item)
     spans = {"time": (15, 27)} | {
         name: (column["isd:positions"][0] - 1, column["isd:positions"][1]) for name, column in columns.items()
@@ -286,7 +286,7 @@ def _reports(item: Item) -> Any:
 
 
 def _rows(item: Item) -> Any:
-    """Return rows of delimited text or Parquet with their `time`, and a `value` in the element's unit (GHCN-Daily)."""
+    """Return rows with `time`, and of GHCN-Daily with `value` in the element's unit."""
     pandas, properties, content = package("pandas"), item["properties"], io.BytesIO(_content(item))
     if dialect := properties.get("ghcn:csv"):
         names = {} if dialect["header"] else {"names": properties["ghcn:columns"]}
@@ -306,7 +306,7 @@ def _rows(item: Item) -> Any:
 
 @contextmanager
 def _client(href: str) -> Iterator[None]:
-    """Raise UnreadableObjectError for the many types of errors that clients raise for broken objects."""
+    """Raise UnreadableObjectError for the many errors that clients raise for broken objects."""
     try:
         yield
     except ObjectReadError as error:

@@ -1,4 +1,4 @@
-"""Items of a catalog: a search by dataset, time, box and properties, and the newest Item that has a field.
+"""Items of a catalog: search them, or get the newest Item that has a field.
 
 GeoParquet answers where the catalog has it, else the JSON files that every STAC client reads.
 Does not belong here: the objects that Items describe (`fields.py`).
@@ -111,9 +111,10 @@ def latest(
 
 
 class CatalogFiles:
-    """The files of a catalog, read without its database. Raises ConfigurationError for an unknown kind of address."""
+    """The files of a catalog, read without its database."""
 
     def __init__(self, url: str | None = None) -> None:
+        """Open the files. Raises ConfigurationError for an unknown kind of address."""
         settings = Settings.load()
         self.url = (url or settings.catalog).rstrip("/")
         self._contracts = settings.contracts_dir
@@ -171,7 +172,7 @@ class CatalogFiles:
         return sorted(wanted & existing)
 
     def newest_time(self, dataset: str) -> datetime:
-        """Return the end of the temporal extent of a dataset's Collection. Raises UnknownNameError if it has none."""
+        """Return the end of a dataset's temporal extent. Raises UnknownNameError without Items."""
         for document in self.read([collection_path(name) for name in self.collections([dataset])]).values():
             if last := document["extent"]["temporal"]["interval"][0][1]:
                 return datetime.fromisoformat(last)
@@ -222,7 +223,7 @@ class CatalogFiles:
         return days
 
     def _longest_forecast(self, day: str) -> timedelta:
-        """Return how long an Item of the Collection may be valid after the day that it is filed under."""
+        """Return how long after its folder's day an Item of the Collection may be valid."""
         items = self.read(self._linked(self._linked([day], "child")[:1], "item")[:1]).values()
         return LONGEST_FORECAST if any(REFERENCE in item["properties"] for item in items) else timedelta(days=1)
 
@@ -263,7 +264,7 @@ def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetim
 
 
 def checked_bbox(bbox: Sequence[float | str]) -> Bbox:
-    """Return a box in degrees, given as numbers or texts. Raises ConfigurationError for another one."""
+    """Return a box in degrees, of numbers or texts. Raises ConfigurationError for another box."""
     with suppress(TypeError, ValueError):
         west, south, east, north = map(float, bbox)
         if -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90:
@@ -283,7 +284,7 @@ def to_pystac(address: str, item: dict[str, Any]) -> pystac.Item:
 
 
 def read_item(address: str) -> dict[str, Any]:
-    """Return the Item in a file: a path, s3:// or https:// address. Raises UnknownNameError if it is not there."""
+    """Return the Item at a path, s3:// or https:// address. Raises UnknownNameError without it."""
     folder, _, name = address.rpartition("/")
     if (item := CatalogFiles(folder or ".").read([name]).get(name)) is None:
         raise UnknownNameError("there is no such Item", observed=address)

@@ -1,4 +1,4 @@
-"""Names of fields: which part of an object a field's name and level refer to, by what its Item lists.
+"""Names of fields: the part of an object that a field's name and level refer to.
 
 A field of GRIB2 is named as in its index, `TMP:2 m above ground`; a variable of NetCDF by its name.
 """
@@ -24,7 +24,7 @@ _STEP = re.compile(r" (?:anl|[\d-]+ (?:min|hour|day|month|year) .*)$")
 
 
 def layers_of(item: Item) -> Mapping[str, Mapping[str, int]]:
-    """Return the byte ranges of an Item's GRIB2 fields by their lines of the index; empty without an index."""
+    """Return the bytes of an Item's GRIB2 fields by their lines of the index, if it has one."""
     return item["assets"][DATA_ASSET].get("grib:layers", {})  # type: ignore[no-any-return]
 
 
@@ -39,9 +39,9 @@ def matches(item: Item, field: str | None, level: str | None = None) -> int:
 
 
 def layer(item: Item, field: str | None, level: str | None = None) -> str:
-    """Return the name of the only layer or variable that a field's name refers to; without a name, of the only one.
+    """Return the name of the only layer or variable that a field's name and level refer to.
 
-    Raises UnknownNameError with the nearest names if there are none or several.
+    Without a name, all fields are meant. Raises UnknownNameError with the nearest names if there are none or several.
     """
     names = list(layers_of(item) or variables_of(item))
     named = names if field is None else _matches(item, field, level)
@@ -49,7 +49,7 @@ def layer(item: Item, field: str | None, level: str | None = None) -> str:
 
 
 def only(item: Item, wanted: str | None, named: Sequence[str], names: Sequence[str]) -> str:
-    """Return the only one of the names that a wanted name refers to; without a wanted name, of all.
+    """Return the only one of the names that `wanted` refers to; None refers to all names.
 
     Raises UnknownNameError with the nearest of all names if it refers to none or several.
     """
@@ -72,7 +72,7 @@ def listed(item: Item, names: Sequence[str]) -> str:
 
 
 def spelled(item: Item, name: str) -> str:
-    """Return a layer's name as `TMP:2 m above ground`, with its forecast time if several layers match."""
+    """Return a layer's name as `TMP:2 m above ground`, with its forecast time if ambiguous."""
     if name not in layers_of(item):
         return name
     short = _STEP.sub("", name)
@@ -80,7 +80,7 @@ def spelled(item: Item, name: str) -> str:
 
 
 def opening(item: Item, address: str) -> str:
-    """Return the line of Python that opens an Item by the address of its file; of several layers the first."""
+    """Return the line of Python that opens an Item by address; of several layers the first."""
     layers = list(layers_of(item))
     field = f", field={json.dumps(spelled(item, layers[0]))}" if len(layers) > 1 else ""
     return f"kfm.open({json.dumps(address)}{field})"

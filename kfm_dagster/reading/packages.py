@@ -1,4 +1,4 @@
-"""Packages of the extra `read`, imported when they are used. Does not belong here: the reading itself."""
+"""Packages of the extra `read`, imported when they are used."""
 
 from __future__ import annotations
 

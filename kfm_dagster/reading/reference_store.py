@@ -22,7 +22,7 @@ _INLINE = "base64:"
 
 
 class ReferenceStore(WrapperStore[MemoryStore]):
-    """Read-only store of zarr: each chunk is read from the version of its object that was indexed.
+    """Read-only store of zarr that reads each chunk from the indexed version of its object.
 
     The wrapped store lists the references; only the values are read here.
     """

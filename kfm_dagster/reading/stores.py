@@ -1,4 +1,4 @@
-"""Virtual stores: found from a Collection, opened as zarr and xarray, in the versions of the objects that were indexed.
+"""Virtual stores of a Collection, opened as zarr and xarray with the indexed objects.
 
 A document of references names the ETag of each object (`followers/virtual/references.py`), and each read has it as its
 condition (If-Match), so an object that was written again raises ObjectReadError. Other clients of reference files make
@@ -86,7 +86,7 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> tuple[VirtualCube, str]:
 
 
 def zarr_store(source: StoreSource) -> Any:
-    """Return a store, or several as one array, as a read-only store of zarr-python. Raises as `open` does."""
+    """Open a store, or several as one array, as zarr-python's. Raises as `open` does."""
     document, *others = documents = documents_of(source)
     if others:
         from kfm_dagster.followers.virtual.references import references_of  # noqa: PLC0415, as in `joined`
@@ -97,15 +97,15 @@ def zarr_store(source: StoreSource) -> Any:
 
 
 def open_store(source: StoreSource, **options: Any) -> Any:
-    """Open a store, or several as one array, as a lazy Dataset; `options` are those of `xarray.open_dataset`."""
+    """Open a store, or several as one array, as a Dataset; `options` are of `open_dataset`."""
     return package("xarray").open_dataset(zarr_store(source), engine="zarr", **options)
 
 
 @contextmanager
 def unchanged(source: StoreSource) -> Iterator[None]:
-    """Raise ObjectReadError if an object of a store is not the one that was indexed, before or after the block.
+    """Raise ObjectReadError if an object is not the indexed one, before or after the block.
 
-    So values that another client reads in the block are the store's if the block ends without an error.
+    If the block ends without an error, the values that another client read in it are those of the store.
     """
     versions = [version for document in documents_of(source) for version in _versions(document).values()]
 
@@ -126,7 +126,7 @@ def is_store(source: object) -> bool:
 
 
 def documents_of(source: StoreSource) -> list[Mapping[str, Any]]:
-    """Read the references of stores. Raises UnknownNameError if they are gone, ConfigurationError for other files."""
+    """Read the references of stores. Raises UnknownNameError without them, ConfigurationError."""
     sources = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
     documents = [_read(entry) for entry in sources]
     if not documents or any("kfm" not in document for document in documents):

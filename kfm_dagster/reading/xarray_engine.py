@@ -1,6 +1,6 @@
-"""The engine `kfm` of xarray: a virtual store by the address of its references, as STAC's assets name it (xpystac).
+"""The engine `kfm` of xarray: opens a virtual store by the address of its references.
 
-xarray imports engines to guess which opens a file, so this module imports nothing else.
+Assets name it for xpystac. xarray imports all engines to guess which opens a file, so this imports nothing else.
 """
 
 from __future__ import annotations
