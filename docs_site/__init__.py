@@ -1,4 +1,4 @@
-"""The documentation's site: pages of `docs/`, parts of README and CONTRIBUTING, and a reference made from the code.
+"""The documentation's site: `docs/`, parts of README and CONTRIBUTING, and a reference.
 
-`make docs` builds it, offline. Each fact stays where it is: in a page that reads on GitHub, too, or in the code.
+`make docs` builds it, offline. A fact stays in a page that also reads on GitHub, or in the code, as the reference.
 """

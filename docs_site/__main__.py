@@ -45,7 +45,7 @@ def build(folder: Path) -> None:
 
 
 def navigation(entries: list[Any], there: set[str]) -> list[Any]:
-    """Return the navigation with each pattern replaced by its pages. Raises SiteError unless it has each page once."""
+    """Replace patterns by pages. Raises SiteError unless the navigation has each page once."""
     rest = there - set(_named(entries))
     filled = _filled(entries, rest)
     placed = _named(filled)

@@ -1,4 +1,4 @@
-"""Reference of the rooms that others import: what each exports, with its signature and docstring."""
+"""Reference of the rooms that others import: their exports with signature and docstring."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _described(heading: str, name: str, value: object) -> list[str]:
 
 
 def _methods(owner: type) -> Iterator[tuple[str, object]]:
-    """Yield the public methods and properties that a class itself defines, if they have a docstring."""
+    """Yield the public methods and properties that a class defines with a docstring."""
     for name, value in vars(owner).items():
         called = getattr(owner, name) if isinstance(value, classmethod | staticmethod) else value
         if not name.startswith("_") and (inspect.isroutine(called) or isinstance(value, property)) and called.__doc__:

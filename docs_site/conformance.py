@@ -1,4 +1,4 @@
-"""The page of the clauses: each clause with its tests, and each requirement of the documents.
+"""The page of the clauses with their tests, and of the documents' requirements.
 
 The marks are read from the tests' source. `make clauses` writes the same page from the tests that pytest collects,
 which takes minutes.
@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def claimed() -> Iterator[tuple[str, str]]:
-    """Yield every clause that a test claims, with the test, or with the module if the mark does not decorate a test."""
+    """Yield each claimed clause with its test, or with its module if the mark is not on a test."""
     for path in (ROOT / "kfm_dagster_tests").rglob("test_*.py"):
         source = path.read_text(encoding="utf-8")
         if "mark.clause(" in source:

@@ -1,4 +1,4 @@
-"""The table of docs/datasets.md, from the contracts: `python -m docs_site.datasets` writes it into the page."""
+"""The table of docs/datasets.md, from the contracts: `python -m docs_site.datasets`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _row(contract: DatasetContract) -> list[str]:
 
 
 def _rate(contract: DatasetContract) -> str:
-    """Return the declared number of objects a day, or how often a bucket without topics is listed."""
+    """Return the declared number of objects a day, or how often the bucket is listed."""
     listing = contract.storage.scheduled_listing
     if contract.metadata.retired:
         return "none"

@@ -1,4 +1,4 @@
-"""Reference of what people write: settings, dataset contracts and configuration files, from their JSON Schemas."""
+"""Reference of settings, dataset contracts and configuration files, by their JSON Schemas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings() -> str:
 
 
 def contracts() -> str:
-    """Return the page of the dataset contracts: the shipped contracts, and every key of a contract."""
+    """Return the page of the dataset contracts: a list of them, and every key."""
     rows = [
         (
             f"[{contract.id}](../datasets.md#{contract.id})",

@@ -1,4 +1,4 @@
-"""Reference of the database: tables and views, their columns and named constraints, from the schema's text."""
+"""Reference of the database: tables and views with columns and constraints, by the schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {"id": "text", "bigserial": "integer", "serial": "integer", "bigint": "
 
 @dataclass(kw_only=True)
 class Table:
-    """A table or view: its comment, its columns (name, type, whether it may be null, comment), its constraints."""
+    """A table or view; columns are (name, type, may be null, meaning), constraints (name, text)."""
 
     name: str
     kind: str

@@ -12,7 +12,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell, with bars escaped and line breaks replaced, because both would end it."""
+    """Return a text as a cell, without the bars and line breaks that would end it."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""Reference of every state, reason and code that a record, a log line or an answer may have, from the enums."""
+"""Reference of the states, reasons and codes of records, log lines and answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _by_room() -> dict[str, list[Words]]:
 
 
 def _values(enum: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield each member's value and meaning, which is the tuple's second text, or the text below the member."""
+    """Yield each member's value, and its meaning: the tuple's second text, or the text below."""
     for node, after in zip(enum.body, [*enum.body[1:], None], strict=True):
         if isinstance(node, ast.Assign):
             value, meaning = node.value, ""
