@@ -1,4 +1,4 @@
-"""The table of docs/datasets.md, from the contracts: `python -m docs_site.datasets`."""
+"""The table of docs/datasets.md by the contracts; `python -m docs_site.datasets` writes it."""
 
 from __future__ import annotations
 

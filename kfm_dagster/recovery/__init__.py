@@ -1,1 +1,1 @@
-"""Recovery: units are ingested again after a failure, by a person's decision or by the ledger."""
+"""Recovery: ingest units again after a failure, by decision of a person or of the ledger."""

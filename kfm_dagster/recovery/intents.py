@@ -80,7 +80,7 @@ class IntentPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentRecovery:
-    """Replays the failed intents of a deployment, each by a node rebuilt from the intent's payload."""
+    """Replays a deployment's failed intents, each by a node rebuilt from its payload."""
 
     pipeline: Pipeline
 

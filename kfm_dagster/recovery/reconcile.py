@@ -1,4 +1,4 @@
-"""Reconciliation: compare bucket, ledger, catalog and lineage for a day of a dataset, and repair.
+"""Reconciliation: compare bucket, ledger, catalog and lineage on a dataset's day; repair.
 
 A comparison only reads. It ignores new objects, whose message may be on its way, and units that have not ended yet.
 
@@ -176,7 +176,7 @@ def _listed(
 
 
 def _is_same(unit: Any, etag: str | None) -> bool:
-    """Return whether a unit's version is an object's ETag; a missing version or ETag matches any."""
+    """Return whether an ETag is a unit's version; a missing ETag or version matches any."""
     version = (unit.object_version or "").partition(COMPLETED_BY)[0]
     return not version or etag is None or version == etag
 
@@ -212,7 +212,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return Item ids by unit; the Item is not indexed, or its file is missing or (with `catalog`) differs."""
+    """Return lost Items by unit: not indexed, or with a missing or (by `catalog`) another file."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {
@@ -247,7 +247,7 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: 
 def _stray(
     contract: DatasetContract, day: date, names: _Names, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return the day's number of Items, and the Items that belong to no recorded or coming unit."""
+    """Return the number of the day's Items, and the Items of no recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _answered_for(row)]
     # Datasets that share a collection share its folder, so the files are compared only for the collection's owner.

@@ -1,4 +1,4 @@
-"""Work orders: replays, releases and discards that a person starts, or proposes for approval (WSM-21).
+"""Work orders: replays, releases and discards that a person starts or proposes (WSM-21).
 
 A decision about quarantined units applies to all of them, at the versions that the person saw, or to none. A dry run of
 discarding counts the units, and the decision covers these units only. Belongs here: starting a selection, the open
@@ -66,7 +66,7 @@ def release(
     replay_reason: str,
     tx: Transaction,
 ) -> int | None:
-    """Requeue all units of `seen`, or none; if a review is required, return a proposal's id instead.
+    """Requeue all units of `seen` or none; if a review is required, return a proposal's id.
 
     Raises RecordMovedError for a unit that has left the seen version, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.

@@ -35,7 +35,7 @@ OLDEST_SAMPLE = 100
 
 @unique
 class DeadLetterClass(StrEnum):
-    """The class of a dead letter, which determines its repair: the first that applies to any unit."""
+    """The class of a dead letter, by the first case that applies to any of its units."""
 
     UNREADABLE = "unreadable"
     """An entry of the message gives no unit, so a person decides, by the stored reason."""
@@ -233,7 +233,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
-    """Return up to `limit` classed dead letters, oldest first; the messages become visible again."""
+    """Return up to `limit` classed dead letters, oldest first; they become visible again."""
     settings = pipeline.settings
     queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
     messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)

@@ -171,7 +171,7 @@ class DeadLetterWork:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES if the work stopped itself or a message is refused, doubled or missing."""
+        """FINISHED_WITH_FAILURES if the work stopped itself, or messages are stuck or unmet."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE

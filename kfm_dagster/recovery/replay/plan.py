@@ -163,7 +163,7 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Iterator[Refu
 def _refused_units(
     request: Request, records: int, newer_results: int, *, more: bool, release: str
 ) -> Iterator[Refusal]:
-    """Refuse too many records or batches, and the replacement of a newer release's results (RPL-07)."""
+    """Refuse too many records or batches, and replacing a newer release's results (RPL-07)."""
     limits, options = request.selection.spec.limits, request.selection.spec.options
     if more and limits.max_records is None:
         yield Refusal(

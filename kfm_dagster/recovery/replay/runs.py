@@ -183,7 +183,7 @@ def change_state(
     state_reason: str | None = None,
     mismatches_seen: int | None = None,
 ) -> None:
-    """Compare and swap the state of a replay. Raises RefusedError, and the database's error for an illegal change."""
+    """Compare and swap a replay's state. Raises RefusedError, or the database's own error."""
     changed = tx.run(
         "replay.change_state",
         replay_run_id=replay_run_id,

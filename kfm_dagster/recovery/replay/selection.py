@@ -75,7 +75,7 @@ class _Span(_Strict):
 
 
 class EventTime(_Span):
-    """The objects' writing times as the source reports them, from start (inclusive) to end (exclusive)."""
+    """The objects' writing times by the source, from `start` (inclusive) to `end` (exclusive)."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None

@@ -50,7 +50,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SelectedUnit:
-    """A record in the order of the queries' columns; `made_by` is the release of its last result."""
+    """A record in the order of the queries' columns; `made_by` is the release of its result."""
 
     wal_id: WalId
     version: int
@@ -94,7 +94,7 @@ class Admission:
         return self._policy(unit) if unit.status is Status.FAILED else None
 
     def is_newer(self, made_by: str | None) -> bool:
-        """Return whether a release is newer than this release; an unreadable version counts as newer."""
+        """Return whether a release is newer than this one; an unreadable version counts as newer."""
         if made_by is None:
             return False
         try:
@@ -113,7 +113,7 @@ class Admission:
 def select(
     selection: Selection, *, registry: ContractRegistry, limit: int, tx: Transaction
 ) -> tuple[list[SelectedUnit], bool]:
-    """Return the first `limit` matching records by event time and wal_id, and whether more match."""
+    """Return the first `limit` matches by event time and wal_id, and whether there are more."""
     filters = selection.spec.filters
     datasets = datasets_of(selection, registry)
     parameters = {
@@ -189,7 +189,7 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Requeue the units of a batch that are unchanged since their selection, and skip the others."""
+    """Requeue a batch's units that are unchanged since their selection, and skip the others."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
     admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
@@ -267,6 +267,6 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
-    """Read a row by the order of its columns, because reading by name takes as long as the query."""
+    """Read a row by the order of its columns: by name, it takes as long as the query."""
     wal_id, version, status, *others = row
     return SelectedUnit(wal_id, version, Status(status), *others)
