@@ -56,7 +56,7 @@ class AuditEvent:
 
 
 class AuditLog:
-    """Appends to the chain and reads it. `append` locks the chain until the caller's transaction ends."""
+    """The chain of lines; `append` locks it until the caller's transaction ends."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -141,7 +141,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
 
 
 def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
-    """Yield the events of each row: an attempt's passed gates and checkpoints, then at most one other.
+    """Yield each row's events: passed gates and checkpoints, then at most one other event.
 
     Failures and moves are queried by kind, so each of them ends its row.
     """

@@ -165,7 +165,7 @@ class Transition(Strict):
 
 
 class RetryPolicy(Strict):
-    """The retries of a stage that failed as a whole; none begins later than `deadline` after the first attempt."""
+    """Retries of a stage that failed as a whole, until `deadline` after its first attempt."""
 
     max_retries: int = Field(ge=0, le=20)
     backoff: Literal["const", "exp", "jitter", "exp+jitter"]
@@ -304,7 +304,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`. `reasons`: replay codes in addition to the ledger's, with their meaning."""
+    """`replay_plan.yaml`; `reasons` are replay codes besides the ledger's, with their meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay

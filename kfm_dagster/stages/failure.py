@@ -64,7 +64,7 @@ class StageStoppedError(StageRefusedError):
 
 
 class RolledBackError(StageRefusedError):
-    """The run was rolled back. Its stages are refused, because they would use the old inputs again."""
+    """The stages of a rolled-back run are refused, because they would use its old inputs again."""
 
     error_class = ErrorClass.E_INPUT
 

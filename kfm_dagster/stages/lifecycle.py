@@ -120,7 +120,7 @@ class StageLifecycle:
         of_node: Sequence[AuditEvent] = (),
         tx: Transaction,
     ) -> None:
-        """Move an attempt to succeeded, and store its output's digest; for a checkpoint also the URI.
+        """Move an attempt to succeeded; store the output's digest, and the URI of a checkpoint.
 
         `of_node`: the node's own audit lines.
         """
@@ -223,7 +223,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> GateDecision:
-        """Return the gates' decision on a stage's input: the upstream's, if known, otherwise a new one."""
+        """Return the gates' decision on a stage's input: the upstream's, if known, or a new one."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
             return decide(of_every_gate((), maker=node.kind), self.card)

@@ -101,7 +101,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return the final state of a running stage: failed after a stop, or if the card allows no success."""
+    """Return a running stage's end: failed after a stop, or unless the card allows success."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)

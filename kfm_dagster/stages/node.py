@@ -20,7 +20,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 class StageNode(ABC):
-    """An operator over a dataset's batch; the stage adds the received batch to the node's inputs."""
+    """An operator over a dataset's batch, which the stage adds to the node's inputs."""
 
     leaves_effects: ClassVar[bool] = False
     """Whether `transform` has effects outside the database; a gate then cannot remove single units.
@@ -48,7 +48,7 @@ class StageNode(ABC):
 
     @abstractmethod
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Return the gates' verdicts on an output; `of` is the kind of its node, this or the upstream one."""
+        """Return the gates' verdicts on the output of this or the upstream node, of kind `of`."""
 
     def inputs(self) -> Sequence[ManifestEntry]:
         """Return the node's inputs besides the batch."""

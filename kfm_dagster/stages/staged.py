@@ -145,7 +145,7 @@ class StagedNode:
         return {"prov": [output, *derived]}
 
     def _with_gates(self, summary: ValidationSummary, gated: GatedBatch) -> ValidationSummary:
-        """Move units that a gate removed from `passed` to `failed`, and add the output's restrictions."""
+        """Count units that a gate removed as failed, not passed; add the output's restrictions."""
         envelopes, decision = gated
         removed = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
         reasons: set[str] = {

@@ -84,7 +84,7 @@ OURS = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closure:
-    """A field's declared and expected dimension, and its range; without a fault the dimension closes."""
+    """A field's declared and expected dimension, and its range; without a `fault` it closes."""
 
     unit: str | None
     expected: str | None
@@ -116,7 +116,7 @@ class Closing:
 
 
 def dimensional_closure(subject: Subject) -> Verdict:
-    """Compare p_dim with the threshold; name the fields at fault, and each unit's values at fault."""
+    """Compare p_dim with the threshold, and name the faults of fields and of units."""
     least = subject.rules.G4.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
@@ -216,7 +216,7 @@ def _close_unit(
 
 
 def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
-    """Compare a field's declaration with the expectation of STAC or the contract; `axes` is the unit of its axes."""
+    """Compare a field's declaration with STAC or the contract; `axes` is the unit of its axes."""
     declared = _declared(contract, path, axes)
     standard = STANDARDS.get(path)
     unit = standard.unit if standard and path in OURS else declared.unit if declared else None
@@ -243,7 +243,7 @@ def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
 
 
 def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | None:
-    """Return a field's first declaration in the unit of its axes, if any; otherwise its first declaration."""
+    """Return a field's first declaration in the unit of its axes, else the first of all."""
     units = contract.metadata_extract.units
     declared = [quantity for quantity in units if any(covers(pattern, path) for pattern in quantity.fields)]
     of_axes = (quantity for quantity in declared if quantity.unit == axes or (axes, quantity.unit) in SAME)
@@ -251,7 +251,7 @@ def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | Non
 
 
 def _expected(path: str, declared: Quantity | None, standard: Standard | None) -> str | None:
-    """Return a field's expected dimension; fields of a projection are later compared with its axes."""
+    """Return a field's expected dimension; a projection's fields are compared with axes later."""
     if standard is not None:
         return dimension_of(standard.unit)
     if declared is not None and declared.dimension is not None:

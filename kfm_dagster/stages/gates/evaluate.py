@@ -90,7 +90,7 @@ def _owner_row(owner: CatalogOwner) -> tuple[str | None, ...]:
 
 
 def _precedence(grammar: KeyGrammarReader, object_uri: str) -> str | None:
-    """Return an object's precedence among its Item's re-issues; None if no pattern matches its key."""
+    """Return an object's precedence among its Item's re-issues; None for an unmatched key."""
     try:
         match = grammar.match(object_uri.partition("://")[2].partition("/")[2])
     except InvalidKeyTimeError:
@@ -116,7 +116,7 @@ def uncited(contract: DatasetContract, paths: Iterable[str]) -> list[str]:
 
 
 def citation_compliance(subject: Subject) -> Verdict:
-    """Compare the share of cited fields (G2) with the threshold; a field counts once for all units.
+    """Compare the share of cited fields (G2) with the threshold; each field counts once.
 
     The contract declares the sources, so findings concern the whole batch.
     """
@@ -182,7 +182,7 @@ def _nothing_is_due(*, followed: bool) -> str:
 
 
 def _share(hours: Sequence[ProductHour]) -> float:
-    """Return the share of expected objects that exist; an hour's surplus counts for no other hour."""
+    """Return the share of expected objects that exist; a surplus counts for no other hour."""
     return _present(hours) / sum(hour.expected for hour in hours)
 
 
@@ -198,7 +198,7 @@ def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
 
 
 def freshness(subject: Subject) -> Verdict:
-    """Name every live unit that is older than the contract's budget (G5) at the run's reference time.
+    """Name the live units that are older than the budget (G5) at the run's reference time.
 
     Bulk work is exempt, because backfills and replays bring old data on purpose. Data from before the previous day is
     exempt, too, because it comes from an archive. A feed that is silent for a day is detected by its coverage (G6).

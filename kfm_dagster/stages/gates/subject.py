@@ -110,9 +110,9 @@ class Extracted:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A stage's output. `reference_time` (aware) is the time of the claim; unqueried facts are None.
+    """A stage's output; `reference_time` (aware) is the time of the claim.
 
-    Failed units already have a reason, so only G8 checks them.
+    Facts that were not queried are None. Failed units already have a reason, so only G8 checks them.
     """
 
     stage: str
@@ -193,7 +193,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
 def catalog_owners(
     contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
 ) -> tuple[CatalogOwner, ...]:
-    """Return the catalog's units under the Item ids of a batch: of the current Items, and of those before."""
+    """Return the catalog's units of current and former Items under a batch's Item ids."""
     registered = (unit.stac for unit in units if unit.stac is not None)
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:

@@ -19,7 +19,7 @@ from kfm_dagster.contracts.envelope import WalId
 
 @unique
 class Gate(StrEnum):
-    """A rule over a stage's output, with its name in words (pipeline card, chapter 7, section IX) and its meaning."""
+    """A rule over a stage's output, with its name in words and its meaning."""
 
     words: str
     description: str
@@ -84,7 +84,7 @@ class CoverageGate(GateRule):
 
 
 class CovarianceGate(GateRule):
-    """G7. Share of the residuals that must lie within `k_sigma` standard uncertainties (the coverage of E_UQ)."""
+    """G7. Minimum share of residuals within `k_sigma` standard uncertainties (E_UQ's coverage)."""
 
     k_sigma: float = Field(2, gt=0)
     min_share: float = Field(0.95, gt=0, le=1)
