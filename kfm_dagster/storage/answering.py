@@ -38,7 +38,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnavailableError:
-    """Return an error naming a store's failure, without obstore's text, which may have signed URLs."""
+    """Return the error for a failed store, without obstore's text and its signed URLs."""
     if (why := refusal(error)) is not None:
         mend = error.next_step if isinstance(error, RedirectRefusedError) else _MEND.format(setting=setting)
         return StoreAccessError(f"{what} cannot be used", observed=why, next_step=mend)
@@ -51,7 +51,7 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
 
 @contextmanager
 def answering(what: str, setting: str) -> Iterator[None]:
-    """Translate the errors of a store that we write. `setting` is the variable that names the store.
+    """Translate the errors of our store that the variable `setting` names.
 
     Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it does not answer. Errors about an
     existing or a missing key propagate unchanged.

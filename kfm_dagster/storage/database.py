@@ -406,6 +406,6 @@ def _digest(migration: Migration) -> str:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Return whether another transaction was first: lock timeout, failed serialisation, deadlock."""
+    """Return whether a lock timeout, a failed serialisation or a deadlock is the cause."""
     code = getattr(error.orig, "pgcode", None)
     return code in {"40001", "40P01", "55P03"} or "database is locked" in str(error.orig)

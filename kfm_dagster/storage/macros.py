@@ -1,4 +1,4 @@
-"""A single SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
+"""The macros of `sql/`, by which a single text serves SQLite and PostgreSQL.
 
 A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value,
 because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reason` restricts a statement to a database.

@@ -93,7 +93,7 @@ class RemoteObject:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes by a ranged GET; an empty object, which has no range, also costs a HEAD."""
+        """Head and first bytes by a ranged GET, of an empty object also by a HEAD."""
         try:
             with request(self.uri, *_HEAD):
                 answer = self._store.get(self._key, options={"range": (0, length)})
@@ -183,7 +183,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request in an operator's span; of an error only the type is recorded, without URLs."""
+    """Trace a request in an operator's span; of an error only the type is recorded."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -243,7 +243,7 @@ class FolderObject:
         return head
 
     def _opened(self) -> int:
-        """Open for reading; refuse paths outside the bucket's folder, and files that are not regular."""
+        """Open for reading; refuse paths outside the bucket's folder, and irregular files."""
         if self._descriptor is not None:
             return self._descriptor
         path = os.path.realpath(f"{self._bucket_root}/{self._key}")

@@ -317,7 +317,7 @@ def _folders(root: Path, above: str) -> list[str]:
 
 
 def s3_bucket(bucket: str, *, region: str, prefix: str = "", anonymous: bool = False) -> S3Bucket:
-    """Open a bucket at the configured endpoint, else at AWS's in the region. Raises ConfigurationError."""
+    """Open a bucket at the configured endpoint, else at AWS's. Raises ConfigurationError."""
     endpoint = _endpoint_of(region)
     return S3Bucket(
         bucket, endpoint=endpoint, region=region, seconds=REQUEST_SECONDS, prefix=prefix, anonymous=anonymous

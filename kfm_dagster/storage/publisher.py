@@ -1,4 +1,4 @@
-"""Publishers: write files of a catalog or of lineage to a folder or an object store, each file atomically.
+"""Publishers: write files to a folder or an object store, each file atomically.
 
 A reader sees the old file or the new file. In a folder, files are written to `.staging/`, made durable once per batch
 and renamed; in an object store a PUT is atomic, so files are staged in memory. Does not belong here: files' content.
@@ -107,10 +107,10 @@ class Staged(NamedTuple):
 
 
 def open_publisher(url: str, *, setting: str = "KFM_CATALOG_URL", private: bool = False) -> Publisher:
-    """Open a folder or s3://bucket/prefix for publishing. Raises ConfigurationError for another URL.
+    """Open a folder or s3://bucket/prefix for publishing.
 
-    The error names `setting`. With `private`, created folders are for this user alone; a catalog's folders may be read
-    by a web server.
+    Raises ConfigurationError, which names `setting`, for another URL. With `private`, created folders are for this user
+    alone; a catalog's folders may be read by a web server.
     """
     if url.startswith("s3://"):
         return ObjectStorePublisher(open_store(url))
@@ -160,7 +160,7 @@ class FolderPublisher:
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
-        """Write files durably to this batch's staging folder; discard unpromoted files at the block's end."""
+        """Stage files durably in a folder of this batch; discard unpromoted files at the end."""
         with _in_folder():
             folder, lock = self._staging_folder()
         try:
@@ -189,7 +189,7 @@ class FolderPublisher:
         return []
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Unlink files (absent files are no error), then emptied folders, durably against a power loss."""
+        """Unlink existing files, then emptied folders, durably against a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         with _in_folder():

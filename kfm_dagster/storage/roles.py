@@ -1,4 +1,4 @@
-"""Database roles besides the owner: deployments cannot alter evidence, retention cannot alter records.
+"""Database roles that cannot alter evidence (deployments) or records (retention).
 
 SQLite has no roles; there, triggers alone protect the records. On PostgreSQL, `sql/queries/roles.sql` has the rights of
 each role. Does not belong here: how a role authenticates, which the server determines.
@@ -35,7 +35,7 @@ def grant_deployment_role(database: Database, role: str) -> bool:
 
 
 def grant_retention_role(database: Database, role: str) -> bool:
-    """Grant retention's rights: read all, append to the governance log (see `grant_deployment_role`)."""
+    """Grant retention's rights, like `grant_deployment_role`: to read all, and to log decisions."""
     return _granted(database, role, rights="roles.retention")
 
 

@@ -1,4 +1,4 @@
-"""Roots: the folders and buckets that a deployment writes, each marked with the deployment's id.
+"""Roots: folders and buckets that a deployment writes, marked with the deployment's id.
 
 Two ledgers over the same catalog lose each other's Items silently, and another ledger's retention deletes files that
 this ledger's pending units need. So each root has a file with the id of its deployment's database, created only if

@@ -69,7 +69,7 @@ _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 class OddAnswerError(GenericError):
-    """An answer that is impossible, or that HTTP or S3 forbids; the error's text does not quote it."""
+    """An answer that is impossible or forbidden by HTTP or S3; the text does not quote it."""
 
     next_step: str | None = None
 
@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse other bytes than [start, end), or [start, size) if shorter."""
+        """Return the object's size; refuse other bytes than [start, end), cut at the size."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")

@@ -1,8 +1,8 @@
-"""Totals: all counters except record moves, each written in the transaction of its event (TEL-01, TEL-03).
+"""Totals: counters that are written in the transaction of their event (TEL-01, TEL-03).
 
 A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code). Labels
 are from our own vocabularies, so that their number is bounded. A histogram is stored as the number of observations in
-each class, labelled by the class's upper bound, and the sum of all observations.
+each class, labelled by the class's upper bound, and the sum of observations. Only record moves are counted elsewhere.
 Belongs here: the totals, their names and labels, writing and reading them. Does not belong here: the calls that count
 (each in its room), or Prometheus' form (`exports/metrics.py`).
 """

@@ -53,7 +53,7 @@ class IngestedDataset:
 
 
 def gaps(parts: Parts, row_filter: GapFilter, _: str | None, limit: int) -> Page:
-    """Return gaps; `after` is set if there are more. Raises ContractError for an unknown dataset."""
+    """Return gaps, with `after` if there are more. Raises ContractError for an unknown dataset."""
     require_contract(parts, row_filter.dataset)
     since = parts.clock() - timedelta(days=row_filter.days)
     rows = Gaps(database=parts.database).list(

@@ -61,12 +61,12 @@ class Paging(Filter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A list: `name` is its path and key in the API, `query` takes a filter, the page's start and a limit.
+    """A list of rows; `query` takes a filter, the page's start and a limit.
 
-    `end` is the answer's member after the rows: the address of the next page, or whether the rows are complete.
-    `columns` are the columns of tables, the most important first; `links` are the console's pages, by column; `tool`
-    and `operation` are the view's names for assistants and clients. A view without a name is only for commands and
-    pages.
+    `name` is the list's path and key in the API. `end` is the answer's member after the rows: the address of the next
+    page, or whether the rows are complete. `columns` are the columns of tables, the most important first; `links` are
+    the console's pages, by column; `tool` and `operation` are the view's names for assistants and clients. A view
+    without a name is only for commands and pages.
     """
 
     name: str = ""
