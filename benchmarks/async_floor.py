@@ -1,4 +1,4 @@
-"""The floor of the benchmark by event loops: the same reads and writes, asynchronous, in one process per core.
+"""The benchmark's floor by event loops: the same reads and writes, in a process per core.
 
     python -m benchmarks.async_floor HOME [--all-remote]
 

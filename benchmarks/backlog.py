@@ -1,4 +1,4 @@
-"""The benchmark: a backlog through sensor, daemon and runs, beside two yardsticks in the same call.
+"""The benchmark: a backlog through sensor, daemon and runs, beside its yardsticks.
 
     python -m benchmarks.backlog --units 2000 --dataset hrrr [--run-per-message] [--floor] [--dbos] [--json]
     python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote --real-size
@@ -66,7 +66,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Figures of a call: rates in units per second, times per unit in ms, memory of the largest run in MiB.
+    """Figures: rates in units per second, times per unit in ms, the largest run's MiB.
 
     CPU is of the product's processes, including the database's server; `servers_cpu_ms_per_unit` is of queue and store.
     Requests and bytes (read from the store, sent to it) are of the whole deployment; None if objects are in a folder.

@@ -1,4 +1,4 @@
-"""A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
+"""A campaign: hundreds of SIGKILLs during ingest, and proof that nothing is lost or doubled.
 
 The workers (`campaign_workers.py`) use a real queue, a real database and real files; a chaos plan kills their processes
 at random failpoints, and each is started again. The balance is checked throughout. At the end every unit
@@ -6,8 +6,7 @@ must have exactly one terminal record, one STAC Item and one set of lineage. Run
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
-Belongs here: starting and watching. Does not belong here: faults (`fault_injection`), judging
-(`campaign_verdict.py`).
+Belongs here: starting and watching. Does not belong here: faults (`fault_injection`), judging (`campaign_verdict.py`).
 """
 
 from __future__ import annotations
@@ -91,9 +90,9 @@ def run_campaign(
     with_worker: bool = False,
     odd_every: int = 0,
 ) -> CampaignReport:
-    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError naming the fault.
+    """Run a campaign below `home`, with its strikes spread over the deaths.
 
-    With `odd_every`, a store serves the objects, and one in this number of its answers is one that S3 never gives.
+    With `odd_every`, one in this number of a store's answers is one that S3 never gives. Raises CampaignError.
     """
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()
@@ -186,7 +185,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
 
 
 def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
-    """Write a plan in which most deaths are in the stages of a run, the others in receiver and keeper."""
+    """Write a plan of deaths: most in the stages of a run, the others in receiver and keeper."""
     outside = kills // 5
     rules = [
         {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},
@@ -216,7 +215,7 @@ def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
 
 @contextmanager
 def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Start the workers; yield a function that restarts the dead workers, to be called repeatedly."""
+    """Start the workers; yield a function that restarts dead workers, to be called repeatedly."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     stop = home / "stop"
     with (home / "workers.log").open("ab") as log:
@@ -250,7 +249,7 @@ def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
 @click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
 @click.option("--worker", is_flag=True, help="Also run and kill a resident worker (kfm worker) on the same queue.")
 def main(*, units: int, kills: int, database: str, seed: int, timeout: int, odd_every: int, worker: bool) -> None:
-    """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
+    """Kill processes during ingest, check that nothing is lost or doubled, print JSON.
 
     Example: python -m benchmarks.campaign --units 10000 --kills 200 --database postgresql
     """

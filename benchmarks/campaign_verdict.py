@@ -1,4 +1,4 @@
-"""The verdict on a campaign: every unit has exactly one record, one Item and one set of lineage.
+"""The verdict on a campaign: each unit has one record, one Item and one set of lineage.
 
 Belongs here: comparing ledger, catalog and lineage with the announced objects. Does not belong here: starting
 and watching (`campaign.py`).
@@ -26,7 +26,7 @@ class CampaignError(KfmError):
 
 
 def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequence[ObjectEvent]) -> int:
-    """Check that every unit has one terminal record, Item and set of lineage; return the maximum attempts of a unit.
+    """Check for one terminal record, Item and lineage a unit; return the maximum of attempts.
 
     Raises CampaignError naming lost, duplicated or unfinished units.
     """
@@ -71,7 +71,7 @@ def _events(home: Path) -> Iterator[dict[str, Any]]:
 
 
 def _activities(home: Path) -> Counter[str]:
-    """Return the PROV activities of ingests by id, over every document, without those whose entities are withdrawn."""
+    """Return the PROV activities of ingests by id, without activities of withdrawn entities."""
     nodes = [
         node
         for file in (home / "lineage" / "prov").rglob("*.jsonld")

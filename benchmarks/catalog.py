@@ -1,10 +1,9 @@
-"""The catalog at scale: many Items through its store, the GeoParquet that follows, and a search of a day and a box.
+"""The catalog at scale: many Items, the GeoParquet that follows, and a search.
 
     python -m benchmarks.catalog --items 1000000 [--database postgresql] [--stac-api] [--json]
 
 Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. With `--stac-api` pgstac follows, too.
-Belongs here: registering them, and its figures. Does not belong here: how a unit becomes an Item
-(`backlog.py`).
+Belongs here: registering them, and its figures. Does not belong here: how a unit becomes an Item (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ SEARCHES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The figures; CPU is of this process, `few_items_...` are of ten Items, `..._followed_...` include all followers.
+    """Figures: CPU of this process, `few_items_` of ten Items, `_followed_` with all followers.
 
     The calibrations show the machine's speed at both ends; if they differ, the rates of the ends are not comparable.
     """
@@ -118,7 +117,7 @@ def volumes(registry: ContractRegistry, first: int, count: int) -> list[Candidat
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """Seconds an Item of each batch, of its registration and of following it, and CPU seconds of all following.
+    """Seconds an Item of each batch (registered, followed), and CPU seconds of all following.
 
     `calibrations`: milliseconds beside each batch.
     """
@@ -197,7 +196,7 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
-    """Return the Items of a day over Kansas, the median seconds of a search, and the share of bytes read."""
+    """Return the Items of a day over Kansas, a search's median seconds and share of bytes."""
     wanted = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):
@@ -272,7 +271,7 @@ def figures(found: Scale) -> Iterator[dict[str, str]]:
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, items: int, database: str, stac_api: bool, home: Path, as_json: bool) -> None:
-    """Register many Items, follow them with GeoParquet, search a day and a box, and print the figures.
+    """Register many Items, follow them with GeoParquet, search them, and print the figures.
 
     Example: python -m benchmarks.catalog --items 100000
     """

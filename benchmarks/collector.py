@@ -27,7 +27,7 @@ class _Takes(BaseHTTPRequestHandler):
 
 @contextmanager
 def collecting(share: float) -> Iterator[Mapping[str, str]]:
-    """Run a collector on a loopback port; yield the variables that trace this share of all attempts."""
+    """Run a collector on a loopback port; yield variables that trace a `share` of attempts."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Takes) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks that start a deployment: common options, and errors in one line.
+"""The command line of the benchmarks that start a deployment: options, and one-line errors.
 
 Does not belong here: what the options mean (`surroundings.py`).
 """

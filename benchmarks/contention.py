@@ -24,7 +24,7 @@ PROCESSES = 8
 
 
 def run(records: int) -> int:
-    """Print a line per database; return 1 unless every record has exactly one winner and one attempt."""
+    """Print a line per database; return 1 unless each record has one winner and one attempt."""
     wrong = False
     for kind in ("sqlite", "postgresql"):
         with fresh(kind) as url:

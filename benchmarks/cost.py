@@ -1,9 +1,9 @@
-"""The monthly cost of a deployment for docs/deploy.md, from prices.yaml, contracts and docs/performance.md.
+"""The monthly cost of a deployment, by prices.yaml, contracts and docs/performance.md.
 
     python -m benchmarks.cost
     python -m benchmarks.cost --prices FILE      # your prices
 
-Belongs here: arithmetic. Does not belong here: prices and numbers of events (`prices.yaml`).
+Belongs here: arithmetic for docs/deploy.md. Does not belong here: prices and numbers of events (`prices.yaml`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEASURED = "hrrr"
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Prices and assumptions by name, and the requests of a unit to the deployment's own buckets."""
+    """Prices and assumptions by name, and a unit's requests to the deployment's own buckets."""
 
     prices: Mapping[str, float]
     assumptions: Mapping[str, float]
@@ -87,7 +87,7 @@ def _requests(performance: Path, kept: str) -> float:
 
 
 def objects_a_day(contract: DatasetContract) -> int:
-    """Return the number of objects that the contract expects on a complete day; 0 without coverage."""
+    """Return a contract's expected objects on a complete day; 0 without coverage."""
     products = contract.coverage.products if contract.coverage else ()
     return sum(product.per_hour * (len(product.hours) if product.hours else 24) for product in products)
 

@@ -1,4 +1,4 @@
-"""The database of a benchmark: SQLite in the deployment's home, or a PostgreSQL server of its own.
+"""The database of a benchmark: SQLite in the deployment's home, or a PostgreSQL server.
 
 Does not belong here: the queries that are measured.
 """

@@ -1,4 +1,4 @@
-"""The same five steps as DBOS workflows, in a separate environment: the cost of durable steps alone.
+"""The same five steps as DBOS workflows: the cost of durable steps alone.
 
     HOME/dbos/bin/python -m benchmarks.dbos_chain HOME [--all-remote]
 
@@ -40,7 +40,7 @@ FIRST_BYTES = 8
 
 
 def ensure_environment(folder: Path) -> Path:
-    """Install DBOS into an environment below `folder` unless it is there; return its interpreter.
+    """Install DBOS into an environment in `folder` if it is missing; return its interpreter.
 
     What else the steps import comes from this interpreter's environment, after DBOS's own dependencies (another
     SQLAlchemy among them). Needs the network the first time. Raises DependencyUnavailableError.

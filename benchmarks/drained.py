@@ -1,4 +1,4 @@
-"""A backlog drained by a new deployment: its duration, and the work of every process and server.
+"""A backlog drained by a new deployment: duration, and work of all processes and servers.
 
 Belongs here: the measurement. Does not belong here: which backlogs are compared (`backlog.py`).
 """
@@ -33,7 +33,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """Seconds are from the first record to the last settlement; CPU and requests are totals since the start."""
+    """Seconds from the first record to the last settlement; CPU and requests from the start."""
 
     units: int
     succeeded: int
@@ -95,7 +95,7 @@ def drain_backlog(
 
 
 def deployed_cpu_seconds(deployment: Deployment, surroundings: Surroundings) -> dict[str, float]:
-    """Return the CPU seconds of a running deployment by kind of process, its database's server included."""
+    """Return a running deployment's CPU seconds by kind of process, with its database's server."""
     pids = dict(zip(CHILDREN, deployment.pids(), strict=True))
     return cpu_seconds_by_process({**pids, **surroundings.database.pids})
 
@@ -125,7 +125,7 @@ def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
 
 
 def ledger_span(pipeline: Pipeline, *, since: datetime = EVER) -> tuple[datetime, datetime]:
-    """Return the creation time of the first record since `since`, and the time of the last change."""
+    """Return the times of the first record since `since`, and of the last change."""
     with pipeline.database.snapshot() as tx:
         row = tx.run("reports.ledger_span", since=since).one()
     return row.began_at, row.ended_at

@@ -77,7 +77,7 @@ def ensure_installed(folder: Path) -> Path:
 
 
 class FastQueue:
-    """A queue and its dead-letter queue on loopback while the context is open; everything is in memory."""
+    """A queue and its dead-letter queue on loopback, in memory, while the context is open."""
 
     def __init__(
         self,
@@ -89,10 +89,7 @@ class FastQueue:
         max_receive_count: int = 5,
         latency_ms: float = 0.0,
     ) -> None:
-        """`folder` is the result of `ensure_installed`; visibility_timeout is in seconds.
-
-        `latency_ms` delays each answer.
-        """
+        """Take the `folder` of `ensure_installed`; timeouts are in s, `latency_ms` delays answers."""
         self.primary_queue = primary_queue
         self.dlq = dlq
         self._folder = folder
@@ -162,9 +159,9 @@ class FastQueue:
         return client
 
     def fill(self, bodies: Iterable[str]) -> int:
-        """Send every body, in batches of ten by several threads; return their number. Holds a bounded number in memory.
+        """Send every body, in batches of ten by several threads; return their number.
 
-        Raises QueueUnavailableError if the queue refuses a message.
+        A bounded number of them is in memory. Raises QueueUnavailableError if the queue refuses a message.
         """
         sqs, url, sent = self.client(), self.queues.queue_url, 0
 

@@ -1,4 +1,4 @@
-"""The floor of the benchmark: plain loops with the same reads and writes, but without guarantees.
+"""The floor of the benchmark: plain loops with the same reads and writes, no guarantees.
 
     python -m benchmarks.floor HOME [--all-remote]
 
@@ -45,7 +45,7 @@ Sidecar = Callable[[str], ByteSource | None]
 
 
 class Done(NamedTuple):
-    """Result of a process: units, time of the last deletion (monotonic clock, s), CPU until then (s)."""
+    """Result of a process: units, monotonic time and CPU seconds at the last deletion."""
 
     units: int
     ended: float
@@ -68,7 +68,7 @@ def floor_rate(
     python: str | Path = sys.executable,
     module: str = __name__,
 ) -> Floor:
-    """Return the rate and the CPU of all processes together, from their start to the last deletion.
+    """Return the rate and the CPU of all processes, from their start to the last deletion.
 
     Another `module` must use the same lines on its standard streams.
     """
@@ -160,7 +160,7 @@ def threads_of(settings: Settings) -> int:
 
 
 def writer(home: Path, *, all_remote: bool) -> Write:
-    """Return a function that writes an Item by its name: to the store, or to a file below `home`."""
+    """Return a function that writes an Item by its name, to the store or to a file."""
     if not all_remote:
         return lambda name, content: _write(home / name, content)
     return _put
@@ -193,7 +193,7 @@ def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, s
 
 
 def source_of(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
-    """Open an object in a folder or the store; an unknown size is requested. Raises FileNotFoundError."""
+    """Open an object; the store is asked for an unknown size. Raises FileNotFoundError."""
     return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
 
 
@@ -218,7 +218,7 @@ class _FileSource:
 
 
 class _StoreSource:
-    """An object read by range, in the simplest way. An unknown size is requested. Raises FileNotFoundError."""
+    """An object of the store, which is asked for an unknown size. Raises FileNotFoundError."""
 
     def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
         self._store, self._key = store_of(bucket), key

@@ -1,4 +1,4 @@
-"""Intake alone: the rate at which messages become ledger records, with a delay in each call of the queue.
+"""Intake alone: the rate from messages to ledger records, with a delay in queue calls.
 
     python -m benchmarks.intake --messages 10000 --queue-latency-ms 20 [--database postgresql] [--json]
 

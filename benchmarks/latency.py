@@ -1,4 +1,4 @@
-"""The latency of a unit from its publication to its Item, at a given rate, in a running deployment.
+"""The latency of units from publication to Item, at a given rate, in a running deployment.
 
     python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--virtual] [--json]
 
@@ -66,7 +66,7 @@ _PROGRAMS = Path(sys.executable).parent
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions:
-    """The measurement: `rate` in messages per second, for `seconds`, but at least LEAST_UNITS messages."""
+    """The measurement: `rate` messages a second for `seconds`, but at least LEAST_UNITS."""
 
     dataset: str
     rate: float
@@ -201,7 +201,7 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
 
 
 def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
-    """Return the time of runs from request to end, and the share that ended within a sensor's tick.
+    """Return the seconds of runs from request to end, and the share that ended within a tick.
 
     A run that lasts longer is still in progress when the next tick looks for units.
     """
@@ -217,7 +217,7 @@ def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
 
 
 class _Stores(threading.Thread):
-    """Polls the progress of the virtual stores below a folder, which a follower lists once they are in place."""
+    """Polls the list of virtual stores below a folder; a follower writes it after the stores."""
 
     def __init__(self, pipeline: Pipeline, options: LatencyOptions, folder: Path) -> None:
         super().__init__(name="stores", daemon=True)
@@ -233,7 +233,7 @@ class _Stores(threading.Thread):
             self._seen.append((datetime.now(UTC), self._place()))
 
     def figures(self) -> dict[str, Any]:
-        """Return percentiles of the seconds from an Item's commit until its store was there, and the stores' steps.
+        """Return percentiles of seconds from an Item's commit to its store, and the stores' steps.
 
         An Item whose object no store can refer to has no step. Raises DependencyUnavailableError when the stores stay
         behind, or have no step at all: then nothing was measured.
@@ -324,7 +324,7 @@ class _Publisher(threading.Thread):
 @click.option("--virtual", is_flag=True, help="Also write virtual stores; the dataset must have some.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Publish sample units at a rate to a running deployment, and print the latencies until their Items.
+    """Publish samples at a rate to a running deployment, and print latencies until their Items.
 
     Example: python -m benchmarks.latency --rate 50 --seconds 60 --store-latency-ms 50
     """

@@ -306,7 +306,7 @@ class Timing:
 
 
 def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
-    """Fill the database unless it is filled, and time it; return the seconds of filling, and the figures."""
+    """Fill the database if it is empty; return the seconds of filling, and the timings."""
     database = Database.open(url)
     begun = time.perf_counter()
     with database.snapshot() as tx:
@@ -320,7 +320,7 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
 
 
 def filled(database: Database, records: int, *, settled: bool = False) -> int:
-    """Fill an empty database with `records` records, in cells of 5,000, and flush; return their number."""
+    """Fill an empty database in cells of 5,000 records, and flush; return the number of records."""
     filling = Filling(database=database, records=records, settled=settled)
     filling.fill()
     if database.dialect == "postgresql":

@@ -1,4 +1,4 @@
-"""The objects of a benchmark in a folder ROOT/bucket/key, and the messages that announce them.
+"""The objects of a benchmark in a folder ROOT/bucket/key, and their messages.
 
 Belongs here: the choice of samples, and their files: small, or of real size with their sidecars. Does not belong here:
 reading and serving them (`store.py`).
@@ -34,7 +34,7 @@ _HRRR_KEY = re.compile(r"hrrr\.(\d{8})/(\w+)/hrrr\.t(\d\d)z\.wrf([a-z]+)f(\d\d)"
 
 
 def samples_of(dataset: str) -> Samples:
-    """Return the maker of a dataset's samples. Raises ConfigurationError for a dataset without samples."""
+    """Return the maker of a dataset's samples. Raises ConfigurationError if there is none."""
     if dataset not in SAMPLES:
         raise ConfigurationError(
             "no samples of this dataset", observed=dataset, expected="one of " + ", ".join(SAMPLES)

@@ -1,4 +1,4 @@
-"""A temporary PostgreSQL server with PostGIS: Debian's, because the embedded server has no PostGIS.
+"""A temporary PostgreSQL server with PostGIS, which the embedded server does not have.
 
 Belongs here: its start and stop, and databases with pgstac. Does not belong here: loading data into them.
 """
@@ -36,7 +36,7 @@ def lacking() -> str | None:
 
 @contextmanager
 def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server on a loopback port with its data in a temporary folder; yield the URL of its database postgres.
+    """Run Debian's server on a loopback port with temporary data; yield the URL of `postgres`.
 
     `settings` are the server's own, as NAME=VALUE.
     """
@@ -58,7 +58,7 @@ def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
 
 @contextmanager
 def stac_api_database(server: str, *, template: str | None = None) -> Iterator[str]:
-    """Yield the URL of a new database with pgstac, copied from a template if given; drop it afterwards."""
+    """Yield the URL of a new database with pgstac, or of a template's copy; drop it afterwards."""
     name = f"stac_{secrets.token_hex(6)}"
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:

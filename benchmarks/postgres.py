@@ -23,7 +23,7 @@ CRASH_SECONDS = 30
 
 
 class RestartablePostgres:
-    """A server with its data in `folder`, while the context is open; the data is kept for the next start.
+    """A server with its data in `folder`, kept for the next start, while the context is open.
 
     `settings` are the server's own (postgresql.conf), which are kept with the data.
     """
@@ -34,7 +34,7 @@ class RestartablePostgres:
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start. Raises DatabaseUnavailableError if the extra `demo` is missing, or the server does not start."""
+        """Start. Raises DatabaseUnavailableError without the extra `demo`, or if it does not start."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -59,7 +59,7 @@ class RestartablePostgres:
         return str(self._server.get_uri()).replace("postgresql://", "postgresql+psycopg2://", 1)
 
     def crash_and_restart(self) -> None:
-        """Stop at once, as a crash does (SIGQUIT: immediate shutdown, recovery at the next start), and start again."""
+        """Crash by SIGQUIT (immediate shutdown), and start again with recovery."""
         pid = self._server.get_pid()
         os.kill(pid, signal.SIGQUIT)
         psutil.Process(pid).wait(timeout=CRASH_SECONDS)
@@ -74,10 +74,10 @@ def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None
 
 
 def _pgserver() -> Any:
-    """Import the wheel, which asks platformdirs for the user's runtime folder, but uses the temporary folder.
+    """Import the wheel without the warning of platformdirs.
 
-    platformdirs warns without such a folder, as in a container. Sockets are there only if the data folder's path is too
-    long for a socket.
+    The wheel asks platformdirs for the user's runtime folder, but uses the temporary folder; platformdirs warns without
+    such a folder, as in a container. Sockets are there only if the data folder's path is too long for a socket.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

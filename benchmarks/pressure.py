@@ -54,7 +54,7 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The figures of a phase; `first_per_second` is the rate of its first minute, `last` of its last.
+    """Figures of a phase; `first_` and `last_per_second` are of its first and last minute.
 
     Rates are of the ledger's calls alone; `ms_per_batch` is the time of each call in the last minute.
     """
@@ -75,7 +75,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Seconds from the begin of the first batch to that of this batch, and the seconds of each call of the ledger."""
+    """Seconds from the first batch's begin to this batch's, and of each call of the ledger."""
 
     began: float
     calls: dict[str, float]
@@ -210,7 +210,7 @@ def _counters(database: Database) -> dict[str, float]:
 @click.option("--rate", default=0.0, type=click.FloatRange(0), help="Maximum units a second. Default: no maximum.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, seconds: float, clean_seconds: float, rate: float, as_json: bool) -> None:
-    """Work on a separate PostgreSQL before, under and after a held snapshot, and print the figures.
+    """Work on a new PostgreSQL before, under and after a held snapshot, and print the figures.
 
     Example: python -m benchmarks.pressure --seconds 60 --clean-seconds 30
     """

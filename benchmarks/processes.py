@@ -1,4 +1,4 @@
-"""Resources of a deployment's processes: CPU by kind, including ended processes, and memory of runs.
+"""Resources of a deployment: CPU of its live and ended processes, and memory of runs.
 
 Does not belong here: the work of these processes (`backlog.py`).
 """
@@ -18,7 +18,7 @@ RUN = "run"
 
 
 def cpu_seconds_of(pids: Sequence[int]) -> float:
-    """Return the CPU seconds of these processes and all their descendants, including ended processes.
+    """Return the CPU seconds of processes and all their descendants, live and ended.
 
     Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
     process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once the parent waited for it,
@@ -33,7 +33,7 @@ def cpu_seconds_of(pids: Sequence[int]) -> float:
 
 
 def cpu_seconds_by_process(pids: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU seconds of named processes and their descendants, with runs separate from their code server.
+    """Return the CPU seconds of named processes and their descendants, with runs separate.
 
     A code server forks runs from its own child (`defs/code_server.py`): processes forked by that child are `run`.
     """

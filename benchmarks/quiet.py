@@ -1,4 +1,4 @@
-"""The cost of an idle deployment: CPU of code server and daemon, and of the database's server.
+"""The cost of an idle deployment: CPU of code server, daemon and the database's server.
 
     python -m benchmarks.quiet --seconds 120 [--database sqlite|postgresql] [--json]
 
@@ -39,7 +39,7 @@ WARM_SECONDS = 65
 
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
-    """Percent of one core over `seconds`; the total is the deployment's, without the database's server."""
+    """Percent of one core over `seconds`; the total is without the database's server."""
 
     database: str
     seconds: float
@@ -48,7 +48,7 @@ class Quiet:
 
 
 def measure(home: Path, *, database: str, seconds: float) -> Quiet:
-    """Start a deployment below `home`, leave it idle, and return its cost. Raises KfmError with one line."""
+    """Return the cost of an idle deployment below `home`. Raises KfmError with one line."""
     with ExitStack() as stack:
         surrounding = stack.enter_context(bench_database(database, home / "database"))
         cloud = stack.enter_context(EmbeddedCloud())

@@ -1,4 +1,4 @@
-"""Samples with the size of real objects: holes in parts that are never read, so that offsets and requests are real.
+"""Samples of real size, so that offsets and requests are real: unread parts are holes.
 
 A sample has true headers and hardly any data. Here GRIB2 messages get a data section of real size, a volume gets the
 records of its further cuts, a NetCDF-4 file the space of its chunks; in a sparse file these take no disk. Two parts
@@ -60,14 +60,14 @@ def hrrr_index(sample: str, pieces: Pieces) -> str:
 
 
 def stretch_volume(_key: str, content: bytes) -> Pieces:
-    """Put records between the first radials and the rest: their sizes are true, their bytes a hole."""
+    """Put records of true size, their bytes a hole, between the first radials and the rest."""
     first = _after_record(content, _after_record(content, _VOLUME_HEADER))
     holes = [(first + number * (RECORD_BYTES + 4), struct.pack(">i", RECORD_BYTES)) for number in range(VOLUME_RECORDS)]
     return [(0, content[:first]), *holes, (first + VOLUME_RECORDS * (RECORD_BYTES + 4), content[first:])]
 
 
 def stretch_abi(key: str, content: bytes) -> Pieces:
-    """Extend the file to its length with all chunks, and set this length in its superblock (version 0)."""
+    """Extend a file to its length with all chunks, and set its superblock's length (version 0)."""
     name = key.partition("/")[0].removeprefix("ABI-").partition("-")[2]
     size = len(content) + ABI_MIB[name] * MIB
     end = struct.pack("<Q", size)

@@ -1,4 +1,4 @@
-"""`make bench`: run the benchmarks of a store, of whole deployments and of latency, and write docs/performance.md.
+"""`make bench`: run the benchmarks and write docs/performance.md.
 
     python -m benchmarks.report [--units 10000] [--only-missing] [--match hrrr.*postgresql]
 

@@ -1,4 +1,4 @@
-"""The form of docs/performance.md: tables of figures, the command of each row, and the definitions.
+"""The form of docs/performance.md: tables of figures, their commands, and definitions.
 
 Does not belong here: measuring (`report.py`).
 """
@@ -156,7 +156,7 @@ def _calibration(figures: Sequence[Figures]) -> str:
 
 
 def _summary(rows: Any) -> Iterator[dict[str, str]]:
-    """Rows for a newcomer: backlogs over a store of SUMMARY_LATENCY_MS, latencies, and the cost of waiting."""
+    """Rows for a newcomer: backlogs at SUMMARY_LATENCY_MS, latencies, and the cost of waiting."""
     for row in rows:
         if "percent_of_a_core" in row:
             question = "What does a deployment cost while nothing arrives?"

@@ -1,4 +1,4 @@
-"""The share of gates and audit in a run: a dataset's chain in this process, and the times of its spans.
+"""The share of gates and audit in a run: a dataset's chain in this process, by its spans.
 
 Without Dagster, whose cost does not depend on the gates: the shares are of the chain alone, and therefore maxima.
 Belongs here: the measurement. Does not belong here: the measured objects (`backlog.py`).

@@ -1,4 +1,4 @@
-"""The soak: all measurements that are too long for the tests, part by part, each with its figures.
+"""The soak: all measurements that are too long for the tests, with their figures.
 
     python -m benchmarks.soak [PART ...] [--scale FRACTION]
 
@@ -91,7 +91,7 @@ def parts(scale: float) -> list[Part]:
 
 
 def chosen(names: Sequence[str], *, scale: str) -> list[Part]:
-    """Return the named parts, all without a name. Raises ValueError with a line about a wrong name or scale."""
+    """Return the named parts, by default all. Raises ValueError for a wrong name or scale."""
     try:
         fraction = float(scale)
     except ValueError:

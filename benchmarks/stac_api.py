@@ -1,4 +1,4 @@
-"""The STAC API beside the catalog: its loading rate compared with pgstac's own loader, and the effect on readers.
+"""The STAC API beside the catalog: its loading against pgstac's, its effect on readers.
 
     python -m benchmarks.stac_api --items 10000 [--json]
 

@@ -1,4 +1,4 @@
-"""A temporary STAC API (stac-fastapi-pgstac) over a database on a loopback port, as deploy/stac-api runs it.
+"""A temporary STAC API (stac-fastapi-pgstac) on a loopback port, as in deploy/stac-api.
 
 Belongs here: its start, its environment and its stop. Does not belong here: the requests to it.
 """

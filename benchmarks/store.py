@@ -25,7 +25,7 @@ REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
 
 
 class StoreServer:
-    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` delays each answer.
+    """A server over ROOT/bucket/key while the context is open; `latency_ms` delays answers.
 
     With `odd_every`, one in this number of answers about objects is one that S3 never gives.
     """
@@ -61,7 +61,7 @@ class StoreServer:
         return self._server.endpoint_url
 
     def environment(self, *, all_remote: bool) -> dict[str, str]:
-        """Variables for reading objects here; with `all_remote`, the deployment's own files are here, too."""
+        """Variables to read objects here; `all_remote` puts the deployment's files here, too."""
         own = {
             f"KFM_{name.upper()}_URL": f"s3://{OWN_BUCKET}/{name}"
             for name in ("storage", "catalog", "lineage")
@@ -70,7 +70,7 @@ class StoreServer:
         return {"AWS_ENDPOINT_URL_S3": self.endpoint_url, **own}
 
     def counts(self) -> dict[str, int]:
-        """Return the counts since the last call: requests by kind, bytes out and in, maximum concurrent requests."""
+        """Return the counts since the last call: requests by kind, bytes, peak concurrency."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{self.endpoint_url}/__counts", timeout=TIMEOUT_SECONDS) as answer:
             counts: dict[str, int] = orjson.loads(answer.read())

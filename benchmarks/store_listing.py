@@ -1,4 +1,4 @@
-"""ListObjectsV2 over a folder: pages of keys in order, with folders if the request has a delimiter.
+"""ListObjectsV2 over a folder: pages of keys in order, and folders by a delimiter.
 
 Belongs here: the parameters and the XML of this call (S3 API reference). Does not belong here: all other calls of the
 store (`store_server.py`).
@@ -50,7 +50,7 @@ def listing(root: Path, bucket: str, query: Mapping[str, str], etag_of: Callable
 
 
 def _entries(base: Path, prefix: str, *, deep: bool) -> Iterator[str]:
-    """Yield the keys of the prefix's folder; for a folder in it, all keys below (`deep`), or its name with a slash."""
+    """Yield the keys in the prefix's folder; of its folders all keys (`deep`) or their names."""
     folder = base / prefix.rpartition("/")[0]
     for where, folders, files in os.walk(folder):
         within = Path(where).relative_to(base).as_posix()

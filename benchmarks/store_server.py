@@ -1,4 +1,4 @@
-"""A store server: the S3 calls of the product, over a folder ROOT/bucket/key, each answered after a delay.
+"""A store server: the product's S3 calls over ROOT/bucket/key, answered after a delay.
 
     python -m benchmarks.store_server ROOT --latency-ms 50 [--odd-every 100]
 
@@ -37,7 +37,7 @@ _TYPE = ("Content-Type", "binary/octet-stream")
 
 
 class Answer(NamedTuple):
-    """Status, headers except Content-Length, body. `length` is the Content-Length of an answer to HEAD."""
+    """Status, headers without Content-Length, body; `length` is that of an answer to HEAD."""
 
     status: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -59,7 +59,7 @@ CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFail
 
 
 def etag_of(path: Path) -> str:
-    """Return a file's ETag without quotes: the MD5 of its bytes, or for a large one that of an upload in parts.
+    """Return a file's ETag without quotes, in the form of an MD5 or, if large, of parts.
 
     Its digest is of name and size, because large objects are mostly holes, which should not be read.
     """
@@ -255,7 +255,7 @@ async def _serve(root: Path, latency_seconds: float, odd_every: int) -> None:
 @click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Delay of each answer.")
 @click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
 def main(*, root: Path, latency_ms: float, odd_every: int) -> None:
-    """Serve ROOT/bucket/key as S3 on a free loopback port, which is printed; ends when standard input does."""
+    """Serve ROOT/bucket/key on a loopback port, which is printed, until standard input ends."""
     end_with_parent()
     uvloop.run(_serve(root.absolute(), latency_ms / 1000, odd_every))
 

@@ -24,7 +24,7 @@ Strike = Callable[[], None]
 
 
 def strikes_on(server: RestartablePostgres) -> Sequence[Strike]:
-    """Return a crash of the server, the end of every session, and a time in which it has no connection left."""
+    """Return the strikes: a crash, the end of every session, and no connection left for a time."""
 
     def end_backends() -> None:
         with _engine(server).connect() as connection:

@@ -1,4 +1,4 @@
-"""The surroundings of a measured deployment: place of objects, latency of store and queue, and database.
+"""The surroundings of a measurement: place of objects, latencies, and database.
 
 Belongs here: those choices and the servers that they need. Does not belong here: their options (`command.py`), and the
 measurements (`backlog.py`, `latency.py`).
@@ -22,7 +22,7 @@ from benchmarks.store import StoreServer
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The requested surroundings; latencies in milliseconds. Without `store_latency_ms`, objects are in a folder.
+    """The requested surroundings; without `store_latency_ms`, objects are in a folder.
 
     `all_remote`: artifacts, catalog and lineage are in the store, too. `real_size`: objects are as large as real ones.
     `traces`: the share of attempts that are traced; with 0 there is no collector.
@@ -42,13 +42,13 @@ class Place:
 
     @classmethod
     def taken_from(cls, given: dict[str, Any]) -> Place:
-        """Remove the values of `place_options` from a command's values, and build the place from them."""
+        """Take the values of `place_options` from a command's values, and build the place."""
         return cls(**{name: given.pop(name) for name in asdict(cls())})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """A place whose servers run; `objects` is the folder ROOT/bucket/key, which the store serves.
+    """A place whose servers run; the store serves the folder `objects` (ROOT/bucket/key).
 
     `traces`: the variables by which a deployment sends its traces to the collector; none without a collector.
     """
@@ -60,7 +60,7 @@ class Surroundings:
     traces: Mapping[str, str]
 
     def variables(self) -> dict[str, str]:
-        """Variables for the deployment; a folder of objects overrides a store, so only one of them is named."""
+        """Variables for the deployment, which name a folder of objects or a store, never both."""
         common = {**self.database.variables, **self.traces}
         if self.store is None:
             return {**common, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
@@ -70,7 +70,7 @@ class Surroundings:
 
 @contextmanager
 def surrounded(place: Place, objects: Path, folder: Path) -> Iterator[Surroundings]:
-    """Run the servers of a place, with a new database; its server stores data below `folder`, which is new."""
+    """Run the servers of a place; a new database stores its data below `folder`."""
     latency = place.store_latency_ms
     with ExitStack() as stack:
         yield Surroundings(

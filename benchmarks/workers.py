@@ -1,4 +1,4 @@
-"""The speed-up by more workers on one queue, each with so few parallel reads that it waits for the store.
+"""The speed-up by more workers on one queue, whose few parallel reads wait for the store.
 
     python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql [--json]
 
@@ -110,7 +110,7 @@ def _worked(
 
 
 def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
-    """Run workers until the queue is empty; return their CPU seconds. Raises DependencyUnavailableError on failure."""
+    """Drain by workers; return their CPU seconds. Raises DependencyUnavailableError on failure."""
     command = [_KFM, "worker", "--until-empty"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with ExitStack() as stack:
@@ -140,7 +140,7 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Empty a queue by increasing numbers of workers, and print the speed-up over the first number.
+    """Empty a queue by increasing numbers of workers, and print the speed-up over the first.
 
     Example: python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql
     """

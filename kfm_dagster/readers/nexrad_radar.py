@@ -2,9 +2,8 @@
 
 Belongs here: the tables of WSR-88D and TDWR sites, the choice between a radar's own position and its site's, and the
 differences of the two kinds. Volumes of message type 1 (1991 to 2008) and status messages have no position. Does not
-belong here: the other content of records.
-`nexrad_sites.csv` and `nexrad_tdwr_sites.csv` state their source (NOAA NCEI's station list, public domain) and
-exceptions in their first lines.
+belong here: the other content of records. `nexrad_sites.csv` and `nexrad_tdwr_sites.csv` state their source (NOAA
+NCEI's station list, public domain) and exceptions in their first lines.
 """
 
 from __future__ import annotations

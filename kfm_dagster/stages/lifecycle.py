@@ -120,10 +120,7 @@ class StageLifecycle:
         of_node: Sequence[AuditEvent] = (),
         tx: Transaction,
     ) -> None:
-        """Move an attempt to succeeded; store the output's digest, and the URI of a checkpoint.
-
-        `of_node`: the node's own audit lines.
-        """
+        """Move an attempt to succeeded; store the output's digest, and the URI of a checkpoint."""
         lines = [*of_node, *(() if decision is None else gate_events(attempt, decision))]
         state = batch.state
         retrying = state.validation_summary.get("retrying")

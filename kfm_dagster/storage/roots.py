@@ -1,9 +1,8 @@
 """Roots: folders and buckets that a deployment writes, marked with the deployment's id.
 
 Two ledgers over the same catalog lose each other's Items silently, and another ledger's retention deletes files that
-this ledger's pending units need. So each root has a file with the id of its deployment's database, created only if
-missing.
-Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
+this ledger's pending units need. So each root has a file with the id of its deployment's database, which is never
+replaced. Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
 (`answering.py`), or when it is checked (`ingest/preflight.py`, `retention.py`).
 """
 
