@@ -130,7 +130,7 @@ def run_bench(
     bodies = make_objects(objects, options.dataset, options.units, real_size=options.place.real_size)
 
     def drained(part: str, messages: list[str], settings: dict[str, str] | None = None) -> Drained:
-        # Each with a database of its own, as each has a home of its own.
+        # Each part has its own database, as it has its own home.
         with surrounded(options.place, objects, folder / f"{part}-database") as around:
             return drain_backlog(
                 folder / part,

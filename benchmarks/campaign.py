@@ -55,7 +55,7 @@ LEASE_SECONDS = 20
 """Short, so that claims of dead workers are released soon; live workers renew their leases."""
 VISIBILITY_SECONDS = 30
 KILL_PROBABILITY = 0.003
-"""Per occasion. With some ten occasions a unit, this gives more deaths than the maximum option, one per fifty units."""
+"""Per occasion. A unit gives some ten occasions, so this suffices for the option's maximum, a death per fifty units."""
 UNITS_PER_RUN = 25
 """With so few units, every second run dies; of runs with hundreds of units, none would reach its settlement."""
 SAMPLE_SECONDS = 0.5

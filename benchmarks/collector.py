@@ -1,7 +1,7 @@
 """An OTLP collector that accepts and drops everything.
 
-Belongs here: that server, and the variables that send a deployment's traces to it. Does not belong here: what tracing
-costs (`backlog.py --traces`).
+Belongs here: that server, and the variables that send a deployment's traces to it. Does not belong here: the cost of
+tracing (`backlog.py --traces`).
 """
 
 from __future__ import annotations

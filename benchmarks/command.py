@@ -1,6 +1,6 @@
 """The command line of the benchmarks that start a deployment: options, and one-line errors.
 
-Does not belong here: what the options mean (`surroundings.py`).
+Does not belong here: the meaning of the options (`surroundings.py`).
 """
 
 from __future__ import annotations

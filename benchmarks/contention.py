@@ -2,8 +2,8 @@
 
     python -m benchmarks.contention [--records N]
 
-Every record must have one winner and one attempt. The processes are those of the test of contention
-(`test_ledger_plans.py`).
+Every record must have one winner and one attempt. The test of contention
+(`test_ledger_plans.py`) has the same processes.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     HOME/dbos/bin/python -m benchmarks.dbos_chain HOME [--all-remote]
 
-A workflow for each message, whose id is the message's, so that a second delivery does nothing; a step for each of ours,
-whose output DBOS keeps in PostgreSQL before the next begins. No gates, no run-state, no ledger of units, no catalog
-beyond the Items. As many processes as cores, each with as many workflows at a time as a run reads objects. Belongs
-here: workflow and installation. Does not belong here: reading and writing, which is the floor's (`floor.py`).
+Each message has a workflow with the message's id, so that a second delivery has no effect. Each of our steps is a step
+of it, whose output DBOS stores in PostgreSQL before the next step begins. There are no gates, no run-state and no
+ledger; the catalog is only Items. Each core has a process with as many workflows at a time as a run has parallel reads.
+Belongs here: workflow and installation. Does not belong here: reading and writing (`floor.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FIRST_BYTES = 8
 def ensure_environment(folder: Path) -> Path:
     """Install DBOS into an environment in `folder` if it is missing; return its interpreter.
 
-    What else the steps import comes from this interpreter's environment, after DBOS's own dependencies (another
-    SQLAlchemy among them). Needs the network the first time. Raises DependencyUnavailableError.
+    Other imports of the steps are from this interpreter's environment, which comes after DBOS's own dependencies (with
+    another SQLAlchemy). Needs the network the first time. Raises DependencyUnavailableError.
     """
     python = folder / "bin" / "python"
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -137,7 +137,7 @@ def work(settings: Settings, queue: Queue, ingest: Callable[[str, str], int]) ->
 @click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--all-remote", is_flag=True, help="Write Items to the store.")
 def main(*, home: Path, all_remote: bool) -> None:
-    """Print `ready`, wait for a line, work the queue, and print what was done."""
+    """Print `ready`, wait for a line, process the queue, and print the result."""
     from dbos import DBOS  # noqa: PLC0415 - of the other environment
 
     settings = Settings.load()

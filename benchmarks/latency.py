@@ -259,7 +259,7 @@ class _Stores(threading.Thread):
                 at, place = next(seen)
             found.append((at - change.changed_at).total_seconds())
         waits = {f"virtual_{name}": seconds for name, seconds in percentiles(found).items()}
-        # Those of the warming units are among them.
+        # The steps include those of the warming units.
         lists = [json.loads(file.read_bytes()) for file in self._folder.rglob(STORE_LIST)]
         steps = sum(store["steps"] for one in lists for store in one["stores"])
         if not steps:

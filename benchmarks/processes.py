@@ -20,15 +20,15 @@ RUN = "run"
 def cpu_seconds_of(pids: Sequence[int]) -> float:
     """Return the CPU seconds of processes and all their descendants, live and ended.
 
-    Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
-    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once the parent waited for it,
+    Runs are forked by a process that the code server never waits for (ADR 016), so the system's sum for this process
+    (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once the parent waited for it,
     so call this while the processes run. Only Linux reports the time of ended children.
     """
     total = 0.0
     for root in map(psutil.Process, pids):
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:4])  # user, system, and both of the children that were waited for
+                total += sum(process.cpu_times()[:4])  # user and system time, of itself and of awaited children
     return total
 
 

@@ -32,7 +32,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
 LATENCIES_MS = {"goes-abi": ("50",), "nexrad-l2": ("50",), "hrrr": ("0", "20", "50", "100")}
-"""Answer times of the store; one dataset has several, because the effect of the answer time is the same in all."""
+"""Answer times of the store; a single dataset has several, because their effect is the same in all datasets."""
 TABLES = ("store", "remote", "growth", "intake", "pressure", "latency", "quiet")
 RATES = (1, 10, 50)
 GROWTH = (1_000, 10_000)

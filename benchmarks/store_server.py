@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote
 
 import click
 import orjson
-import uvloop  # which comes with dagster-webserver
+import uvloop  # a dependency of dagster-webserver
 
 from benchmarks.store_listing import listing
 from kfm_dagster.demo.child_server import end_with_parent

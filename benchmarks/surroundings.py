@@ -1,6 +1,6 @@
 """The surroundings of a measurement: place of objects, latencies, and database.
 
-Belongs here: those choices and the servers that they need. Does not belong here: their options (`command.py`), and the
+Belongs here: these choices and their servers. Does not belong here: their options (`command.py`), and the
 measurements (`backlog.py`, `latency.py`).
 """
 

@@ -60,8 +60,8 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
 def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any]:
     """Return a GeoJSON disc: DISC_POINTS on its rim, at `radius_m` metres along the ellipsoid.
 
-    Four of the points are its northernmost, westernmost, southernmost and easternmost, so that its bounds are those of
-    the disc and not of the chords. Degrees of WGS 84; the disc must hold no pole. Cached, because a network has 200
+    Four of the points are the northernmost, westernmost, southernmost and easternmost, so that the bounds of points
+    and disc are equal. Degrees of WGS 84; the disc must hold no pole. Cached, because a network has 200
     radars with a few ranges, and a day has 40,000 volumes.
     """
     azimuths = _azimuths(latitude, radius_m)

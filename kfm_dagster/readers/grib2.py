@@ -3,8 +3,8 @@
 Belongs here: `read_grib2`, and the agreement of key, sidecar and messages. Does not belong here: octets
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`), names (`grib2_properties.py`).
 
-An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message,
-which shows whether the object is whole: it must have its stated length and end with an end mark. Both are checked,
+An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message.
+The object is whole only if this message has its stated length and ends with an end mark. Both are checked,
 because packed data may contain `7777` where an object was cut, and an object may have its full size before its last
 bytes. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for its end.
 

@@ -67,8 +67,8 @@ class Variable:
 class NetcdfHeader:
     """Global attributes, lengths of dimensions, and variables with named dimensions, by name.
 
-    `axes` are variables by their single dimension: the variable of its name (CF 1.11, section 1.3), else the only other
-    one with the attribute `axis`, such as the times of a dimension `tdim`.
+    `axes` are variables by their single dimension: the variable of its name (CF 1.11, section 1.3), else its only
+    variable with the attribute `axis`, such as the times of a dimension `tdim`.
     """
 
     attributes: Mapping[str, AttributeValue]

@@ -264,7 +264,7 @@ def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
     if size > MAX_UNPACKED_BYTES:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{size} bytes unpacked; {MAX_UNPACKED_BYTES} at most are read")
     decompressor = bz2.BZ2Decompressor()
-    # Reads up to one byte more than stated, because such data are too long.
+    # Reads up to one byte more than stated, to detect data that are too long.
     stream = Unpacked(iter([data[_DESCRIPTION_END:]]), decompressor, step=size + 1, limit=size + 1)
     plain = stream.read(0, size + 1)
     if len(plain) < size and not stream.complete:

@@ -61,7 +61,7 @@ MAX_RECORDS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volume:
-    """Head and end of a volume. `compression` is that of the stored object."""
+    """Head and end of a volume. `compression` is the stored object's."""
 
     header: VolumeHeader
     compression: str

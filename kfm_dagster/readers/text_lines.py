@@ -1,8 +1,8 @@
 """Lines of an object of text, plain or gzipped, within bounds of requests, bytes and memory.
 
 Only a complete read of a gzip stream shows whether it is whole, so an object of up to `most_bytes` is read to its end
-without keeping it. Of a larger one the beginning is read, of plain text also the end: `unread` is then the reason why
-lines may be unread. Does not belong here: the meaning of a line.
+without keeping it. Of a larger object only the beginning is read, of plain text also the end; `unread` then states
+why lines may be unread. Does not belong here: the meaning of a line.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def span(
 ) -> tuple[datetime, datetime]:
     """Return the times of an object's first and last row; `year` is the year in its key.
 
-    `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or if one is not of the year.
+    `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or a time is not of the year.
     """
     if not last:
         text = "no row with all columns and a time, or no statistics of the times"

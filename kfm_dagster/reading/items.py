@@ -60,7 +60,7 @@ def search(
 
     `dataset` is the id of a dataset or of a Collection, or several. `time` is a day, a moment, START/END as text (UTC,
     `..` is open), or a pair of moments, both inclusive. `bbox` is west, south, east, north in degrees; west > east
-    crosses the antimeridian. `properties` are equal to those of the Item: `**{"hrrr:lead-hours": 6}`. `catalog` is a
+    crosses the antimeridian. `properties` are values that the Item has: `**{"hrrr:lead-hours": 6}`. `catalog` is a
     folder, s3://bucket/prefix or https://host/path; by default that of KFM_CATALOG_URL, else of KFM_HOME.
 
     Raises UnknownNameError for an unknown dataset, ConfigurationError for a wrong condition or without a catalog, and
@@ -306,7 +306,7 @@ def valid_time(item: Item) -> datetime:
 def newness(item: Item, field: str | None, level: str | None) -> tuple[str, float, bool, str]:
     """Return a key that orders Items: by run, a run's shorter forecasts last; else by time.
 
-    Of equal Items the last is one in which the name refers to a single field.
+    Of otherwise equal Items, an Item in which the name refers to a single field is last.
     """
     seconds, run = valid_time(item).timestamp(), item["properties"].get(REFERENCE)
     order = ("", seconds) if run is None else (run, -seconds)

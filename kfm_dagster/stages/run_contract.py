@@ -6,10 +6,10 @@
       -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
       on failure: classify the error -> failed -> compensation -> rolled_back
 
-`StageRunner.run` computes an output, `StageRunner.commit` stores it; Dagster's op calls the first and its IO manager
-the second, so that every output is stored in the same way.
-Belongs here: the order. Does not belong here: a node's work (`ingest/nodes.py`), the stage around a
-node (`staged.py`), run-state (`port.py`), transitions of a stage (`lifecycle.py`), or Dagster.
+`StageRunner.run` computes an output, `StageRunner.commit` stores it; Dagster's op calls `run` and its IO manager
+`commit`, so that every output is stored in the same way. Belongs here: the order. Does not belong here: a node's work
+(`ingest/nodes.py`), the stage around a node (`staged.py`), run-state (`port.py`), transitions of a stage
+(`lifecycle.py`), or Dagster.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether this run holds no unit any more; a rerun of the node would then be refused."""
+            """Return whether this run has no unit left; a rerun of the node would then be refused."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 

@@ -145,7 +145,7 @@ class StageStore:
         lines: Iterable[AuditEvent] = (),
         tx: Transaction,
     ) -> StageAttempt:
-        """Move an attempt; append the lines `lines` to the audit, and then the line of the move.
+        """Move an attempt; append `lines` to the audit, and then the line of the move.
 
         Raises StageMoveError for an impossible move, and if another process has moved the attempt meanwhile.
         """

@@ -13,12 +13,12 @@ from sqlalchemy.pool import QueuePool
 
 
 class KeptConnections(CreateEnginePlugin):
-    """Keeps an idle connection of an engine open, whatever pool its caller names."""
+    """Keeps an idle connection of an engine open, even if its caller names another pool."""
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         """Replace the pool in the arguments of `create_engine`."""
         super().__init__(url, kwargs)
-        # One idle connection of an engine; concurrent threads get further ones, which are closed afterwards.
+        # One idle connection of an engine; concurrent threads get more connections, which are closed afterwards.
         kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
 
     def update_url(self, url: URL) -> URL:

@@ -78,7 +78,7 @@ class CodecarbonMeter:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin a measurement; return the function that ends it, or None while another one runs."""
+        """Begin a measurement; return the function that ends it, or None while another runs."""
         if not self._busy.acquire(blocking=False):
             return None
         try:

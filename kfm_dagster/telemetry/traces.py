@@ -195,7 +195,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     try:
         opened = _tracer().start_span(
             _PREFIX + ROOT,
-            # Another provider generates its own ids; the root is then one more span of the trace.
+            # Another provider generates its own ids; the root is then a further span of the trace.
             context=Context() if _SAMPLERS else _under(ids),
             start_time=_nanoseconds(row.last_attempt_at),
             attributes=attributes,

@@ -6,8 +6,8 @@ fewer bulk units are in flight than the live share allows. Succeeded units stay 
 with the reason `backfill`, so repeating a backfill changes nothing else.
 
 A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset; its id contains
-the interval. The database accepts an id once, so an interval has at most one listing, whatever the number of processes
-and crashes.
+the interval. The database accepts an id once, so an interval has at most one listing, in spite of crashes and of
+several processes.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 

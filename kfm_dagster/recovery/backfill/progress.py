@@ -1,7 +1,7 @@
 """Backfills and the progress of their days: the values, and the queries that read them.
 
-Does not belong here: starting and advancing a backfill (`days.py`), and its state, which is that of its replay
-(`replay/runs.py`).
+Does not belong here: starting and advancing a backfill (`days.py`), and the state of its replay (`replay/runs.py`),
+which is also the backfill's.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Backfill:
 
     @property
     def backfill_id(self) -> str:
-        """The id, which is that of the replay."""
+        """The id of the replay."""
         return self.run.replay_run_id
 
     @property
     def state(self) -> ReplayState:
-        """The state, which is that of the replay."""
+        """The state of the replay."""
         return self.run.state
 
     @property
@@ -140,7 +140,7 @@ def unlisted_days(database: Database) -> list[UnlistedDays]:
 
 
 def listed_backfills(database: Database) -> list[str]:
-    """Return running backfills with every day listed; they end once none of their units waits."""
+    """Return running backfills with every day listed; each ends once no unit of it waits."""
     with database.snapshot() as view:
         return list(view.run("backfill.all_listed").scalars())
 

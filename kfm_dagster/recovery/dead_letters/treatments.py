@@ -192,7 +192,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine failed units without a further attempt (WSM-12); messages of the others stay."""
+    """Quarantine failed units without a further attempt (WSM-12); other units' messages stay."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

@@ -115,7 +115,7 @@ class DeadLetterWork:
         self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
 
     def run(self, treat: Callable[[list[DeadLetter]], None]) -> DeadLetterWork:
-        """Receive batches and treat their selected letters; give held messages back at the end."""
+        """Receive batches and treat their selected letters; return held messages at the end."""
         try:
             for _ in range(self.bounds.max_batches):
                 messages = self._receive()
@@ -138,7 +138,7 @@ class DeadLetterWork:
             self.queue.give_back(list(self._held.values()))
 
     def keep_hidden(self, letters: Iterable[DeadLetter]) -> None:
-        """Exclude messages from being given back at the end, because the ledger has their units."""
+        """Keep messages hidden at the end of the work, because the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 

@@ -60,7 +60,7 @@ def dimensional_closure_of_path(
 ) -> Verdict:
     """Check G4 of the path: each unit's share of dimensionally correct quantities and equations.
 
-    quantities: for each unit a mapping per beam, or one mapping of arrays (`path.quantities.as_array_quantities`).
+    quantities: for each unit a mapping per beam, or a single mapping of arrays (`path.quantities.as_array_quantities`).
     """
     rule = f"p_dim of the path quantities >= {min_p_dim:g}"
     if not quantities:
