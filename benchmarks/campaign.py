@@ -92,7 +92,7 @@ def run_campaign(
 ) -> CampaignReport:
     """Run a campaign below `home`, with its strikes spread over the deaths.
 
-    With `odd_every`, one in this number of a store's answers is one that S3 never gives. Raises CampaignError.
+    With `odd_every`, a store serves the objects, and its odd answers are as in `StoreServer`. Raises CampaignError.
     """
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()

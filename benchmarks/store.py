@@ -27,7 +27,7 @@ REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
 class StoreServer:
     """A server over ROOT/bucket/key while the context is open; `latency_ms` delays answers.
 
-    With `odd_every`, one in this number of answers about objects is one that S3 never gives.
+    Unless `odd_every` is 0, one of so many answers about objects is an answer that S3 never gives.
     """
 
     def __init__(self, root: Path, *, latency_ms: float, odd_every: int = 0) -> None:

@@ -5,7 +5,7 @@
 GET (whole, by Range, with If-Match), HEAD, PUT (with If-None-Match: *), DELETE and ListObjectsV2, path-style, on
 loopback; signatures are not checked. It prints its port, and ends with its parent. `GET /__counts` returns the counts
 since the last such request. The delay begins when a request is complete, and delays run concurrently, as with a distant
-store; bandwidth is free. With `--odd-every`, one in this number of answers about objects is one that S3 never gives.
+store; bandwidth is free. With `--odd-every N`, one of N answers about objects is an answer that S3 never gives.
 Does not belong here: starting it (`store.py`), and the objects in the folder.
 """
 

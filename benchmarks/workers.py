@@ -110,7 +110,7 @@ def _worked(
 
 
 def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
-    """Drain by workers; return their CPU seconds. Raises DependencyUnavailableError on failure."""
+    """Drain the queue; return the workers' CPU seconds. Raises DependencyUnavailableError."""
     command = [_KFM, "worker", "--until-empty"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with ExitStack() as stack:
