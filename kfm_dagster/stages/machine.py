@@ -101,7 +101,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return a running stage's end: failed after a stop, or unless the card allows success."""
+    """Return a running stage's final state: failed if the card says so or forbids success."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)
