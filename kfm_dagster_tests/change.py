@@ -16,7 +16,7 @@ AGE = "12 hours ago"
 
 
 def base_commit(root: Path = ROOT, named: str = "") -> str | None:
-    """Return the named commit, else that of KFM_CHANGED_BASE, else the newest one older than AGE; None without any."""
+    """Return the named commit, else that of KFM_CHANGED_BASE, else the newest older than AGE."""
     if named := named or os.environ.get(VARIABLE, ""):
         return _git(root, "rev-parse", "--quiet", "--verify", f"{named}^{{commit}}") or None
     return _git(root, "rev-list", "-1", f"--before={AGE}", "HEAD") or None
@@ -30,6 +30,6 @@ def changed_paths(root: Path, base: str) -> frozenset[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return git's output, or an empty text if it fails: outside a checkout, or for an unknown commit."""
+    """Return git's output, or "" if git fails (no checkout, an unknown commit)."""
     done = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""

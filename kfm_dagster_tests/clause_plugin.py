@@ -1,13 +1,12 @@
-"""Pytest plugin: collects `@pytest.mark.clause(...)` and writes the conformance page on request.
+"""Pytest plugin: collects the marks of clauses and writes the conformance page on request.
 
     pytest --clauses                      print the page after collection, run nothing
     pytest --clauses-out FILE             also write it as Markdown; with workers the first of them does
 
-The page has each clause with its tests, those that every commit runs and those that run when a path of theirs changed
-(`selection.yaml`), and each requirement of the documents with its clauses, its test and its page.
+The page lists each clause with its tests, divided into those of every commit and those that run when a path changed
+(`selection.yaml`), and each requirement of the documents with its clauses, test and page.
 
-An unknown clause id is a usage error; so is a clause without a test that every commit runs,
-and a requirement whose test is not collected.
+Usage errors: an unknown clause id, a clause without a test of every commit, a requirement whose test is not collected.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _claims(items: list[pytest.Item], clauses: Collection[str]) -> dict[str, list[str]]:
-    """Return the test functions of each clause. Raises UsageError for a clause that does not exist."""
+    """Return the test functions of each clause."""
     claims: dict[str, list[str]] = {clause: [] for clause in clauses}
     for item in items:
         for marker in item.iter_markers("clause"):
@@ -85,7 +84,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
-    """Return the page of the clauses and their tests, with those that every commit runs in a column of their own."""
+    """Return the page of the clauses, with the tests of every commit in their own column."""
     held = sum(1 for tests in claims.values() if tests)
     lines = [
         "# Conformance",

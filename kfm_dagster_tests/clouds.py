@@ -12,7 +12,7 @@ from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
 
 
 def emptied(cloud: EmbeddedCloud) -> EmbeddedCloud:
-    """Return the cloud without buckets, topics, queues and messages; endpoint and certificate are kept."""
+    """Return the cloud without buckets, topics, queues and messages, at the same endpoint."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{cloud.endpoint_url}/moto-api/reset", data=b"", timeout=TIMEOUT_SECONDS):
         return cloud
@@ -26,7 +26,7 @@ def feed(
     duplicates: int = 0,
     **queue: Any,
 ) -> list[ObjectEvent]:
-    """Empty the cloud and announce samples (bucket, key, content) on its queue, the first `duplicates` twice."""
+    """Empty the cloud and announce samples (bucket, key, content), the first `duplicates` twice."""
     cloud = emptied(server)
     cloud.provision(contracts, **queue)
     source = Feed(cloud, contracts)

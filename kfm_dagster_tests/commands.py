@@ -84,7 +84,7 @@ def words_of(line: str) -> tuple[dict[str, str], list[str]]:
 
 
 def state_of(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file and folder below a folder, without SQLite's temporary files."""
+    """Return each path below a folder with its content, without SQLite's temporary files."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in folder.rglob("*")

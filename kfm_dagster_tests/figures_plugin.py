@@ -1,6 +1,6 @@
-"""Pytest plugin: print the figures measured by tests at the end of the session, also of passing tests.
+"""Pytest plugin: prints the figures that tests measured, at the end of the session.
 
-Use the fixture `figure` and call it with a sentence. Figures are reported and never asserted: machines are noisy.
+Call the fixture `figure` with a sentence. Figures are never asserted, because machines are noisy.
 """
 
 from __future__ import annotations

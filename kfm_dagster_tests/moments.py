@@ -1,4 +1,4 @@
-"""Moments of a process: death at the n-th statement or failpoint, and actions of another process meanwhile.
+"""Death of a process at its n-th statement or failpoint, or another process's action there.
 
 Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`integration/test_kill.py`).
 """
@@ -21,12 +21,12 @@ from kfm_dagster.storage.database import Database
 
 
 class DeathError(BaseException):
-    """The process ends here: no handler of the package may catch it."""
+    """The end of the process, which no handler of the package may catch."""
 
 
 @dataclass
 class Death:
-    """A death at the `at`-th moment; `reached` has the moments until then, or all if the process survived."""
+    """A death at the `at`-th moment; `reached` has the moments so far."""
 
     at: int
     reached: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Death:
 
 @contextmanager
 def dying(database: Database | None = None, *, at: int | Death, only: str = "") -> Iterator[Death]:
-    """End the block at its `at`-th statement or failpoint; `only` counts failpoints with this prefix."""
+    """End the block at its `at`-th statement or failpoint, or failpoint with the prefix `only`."""
     death = at if isinstance(at, Death) else Death(at)
 
     def executed(_connection: Any, statement: Any, *_: Any) -> None:
@@ -65,7 +65,7 @@ def dying(database: Database | None = None, *, at: int | Death, only: str = "") 
     except DeathError:
         assert death.died
         if database is not None:
-            # Connections end with their process; from Python 3.13 on, an open cursor would block the next commit.
+            # As at a process's end: from Python 3.13 on, an open cursor would block the next commit.
             database.dispose()
     finally:
         failpoints.install(None)
@@ -74,7 +74,7 @@ def dying(database: Database | None = None, *, at: int | Death, only: str = "") 
 
 
 def deaths() -> Iterator[tuple[int, Death]]:
-    """Yield a death for each moment of a block in turn, until the block survives."""
+    """Yield a death at the block's first moment, then its second, until the block survives."""
     for at in count(1):
         yield at, (death := Death(at))
         if not death.died:

@@ -1,7 +1,7 @@
-"""Pytest plugin: give parallel workers the longest modules first, so that all end at about the same time.
+"""Pytest plugin: starts the longest modules first, so that parallel workers end together.
 
-xdist alone starts with the modules with most tests, but the longest modules have few: they start daemons and
-kill them. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
+By default xdist starts with the modules of most tests, but the longest modules have few: they start and kill
+daemons. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LATE = {
     "jsonschema": 6, "kubernetes": 0.5, "libcst": 1, "playwright": 0.5, "pystac_client": 6,
     "schemathesis": 2, "xradar": 2,
 }  # fmt: skip
-"""Packages that tests import locally, with the CPU seconds of each for every worker at collection."""
+"""Packages that tests import inside functions, with the CPU seconds that each would cost a worker at collection."""
 LONGEST = [
     "docs/test_runbooks.py",
     "chaos/test_every_failpoint.py",
@@ -39,7 +39,7 @@ LONGEST = [
     "deployment/test_deployment.py",
     "integration/test_backfill.py",
 ]
-"""Modules of twenty CPU seconds or more, by time; a missing one only worsens the balance."""
+"""Modules of twenty CPU seconds or more, longest first; a missing one only worsens the balance."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

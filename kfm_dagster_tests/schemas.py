@@ -12,7 +12,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
     """Return a file's JSON Schema (2020-12), for editors and CI: docs/spec/NAME.schema.json.
 
-    It has the form of each part; reading also checks the rules between parts.
+    It describes each part alone; the loader also checks rules between parts.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -15,21 +15,21 @@ import pytest
 RUN = "KFM_TEST_RUN"
 MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 4 << 30
-"""Twice the suite's files and room for its servers; a container's /dev/shm has 64 MB by default."""
+"""Twice the suite's files, plus its servers' memory; a container's /dev/shm has 64 MB by default."""
 
 
 def use_memory() -> None:
-    """Put temporary files of this process and its children in memory, if it has room and no folder is set.
+    """Put temporary files in memory, if it has room and TMPDIR is not set.
 
-    A killed process leaves the same files in memory as on a disk, so crash tests stay valid; but creating a
-    database takes a tenth of the time.
+    Creating a database takes a tenth of the time, and a killed process leaves the same files as on a disk, so
+    crash tests stay valid.
     """
     if "TMPDIR" not in os.environ and _room() >= NEEDED_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def begin_run(config: pytest.Config) -> None:
-    """Name the run by a folder that its workers share; only the process that started them removes it."""
+    """Create the folder of the run, shared by its workers and removed by their parent."""
     if not hasattr(config, "workerinput"):
         os.environ[RUN] = tempfile.mkdtemp(prefix="kfm-suite-")
         # pytest's base folder is private to its owner; servers may run as other users.
@@ -48,7 +48,7 @@ def end_run(config: pytest.Config) -> None:
 
 
 def _room() -> int:
-    """Return the free bytes of MEMORY and the machine, or 0 without such a folder."""
+    """Return the bytes that files in MEMORY may take, or 0 if it does not exist."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         available = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}

@@ -4,8 +4,8 @@
     KFM_TEST_ALL=1              run everything, as `make soak` does
     KFM_CHANGED_BASE=COMMIT     compare with this commit; default: the newest one older than twelve hours
 
-Without `--changed` pytest runs all tests of its arguments. The selection is deterministic: the base, the table and the
-checkout decide, and Hypothesis draws by a seed of the base, which the header names: `--hypothesis-seed` repeats it.
+Without `--changed` pytest runs all tests of its arguments. The selection depends only on base, table and checkout.
+Hypothesis draws by a seed of the base; the header names it, and `--hypothesis-seed` repeats it.
 Does not belong here: the changed paths (`change.py`).
 """
 
@@ -59,7 +59,7 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class Twins:
-    """Repetitions on PostgreSQL of tests of Python code, for which SQLite suffices.
+    """Tests of Python code repeated on PostgreSQL, although SQLite suffices.
 
     They run when one of `paths` changes. `always` are the tests of SQL, locks, roles and types, which always run.
     """
@@ -77,7 +77,7 @@ class Twins:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The tests that a run leaves out. `base` and `changed` are None if everything runs, for a `reason`."""
+    """The tests that a run leaves out; if `changed` is None, everything runs, for the `reason`."""
 
     walks: tuple[Walk, ...]
     twins: Twins
@@ -181,7 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _named(nodeid: str, names: Iterable[str]) -> bool:
-    """Return whether names contain a test, its function, its module or a folder above it."""
+    """Return whether `names` has a test, its function, its module or a folder above it."""
     test = nodeid.removeprefix(f"{TESTS}/")
     return any(test == name or test.startswith((f"{name}::", f"{name}[", f"{name}/")) for name in names)
 

@@ -1,4 +1,4 @@
-"""Importing the package has no effects: no environment, no socket, no other file."""
+"""Importing the package has no effects: no variable read, no socket opened, no file written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Watched(type(os.environ)):
         caller = sys._getframe(1)
         while caller and caller.f_globals.get("__name__") in {"os", "collections.abc"}:
             caller = caller.f_back
-        # A setting of the S3 client, given before it is loaded unless somebody chose it already.
+        # A setting of the S3 client, set before its import unless the environment has it.
         of_the_client = name.startswith("MIMALLOC_")
         if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster") and not of_the_client:
             seen["variables"].append(name)
@@ -68,7 +68,7 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
 
 
 def test_one_module_imports_private_parts_of_dagster() -> None:
-    """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md has the condition for removing it."""
+    """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md says when it can be removed."""
     private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
     uses: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees().items():
@@ -98,7 +98,7 @@ def test_a_protocol_has_at_most_eight_members() -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Import every module except the listed ones in an empty environment, and return the recorded effects."""
+    """Import all modules except the listed ones in an empty environment; return the effects."""
     folder = tmp_path_factory.mktemp("elsewhere")
     process = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_EVERYTHING],

@@ -1,4 +1,4 @@
-"""Redaction: secrets never reach the ledger or a screen, and the cost of foreign text is bounded."""
+"""Redaction: the ledger and screens have no secrets, and the cost of any text is bounded."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ OF_VALUES = {
     *("ValueError", "TypeError", "KeyError", "LookupError", "AttributeError", "ArithmeticError", "OverflowError"),
     *("RecursionError", "UnicodeDecodeError", "JSONDecodeError", "YAMLError", "error", "ClickException"),
 }
-"""Exceptions of Python, parsers and the command line about a value passed to them."""
+"""Exceptions about a passed value, of Python, parsers and the command line."""
 DECODERS = ("readers/",)
-"""Packages without a client: their libraries' errors are about an object's bytes, and redacted when stored."""
+"""Packages without a client: their errors describe an object's bytes, and are redacted when stored."""
 DOORS = {"error_text", "redacted_error", "redact", "without_secrets"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 
@@ -200,7 +200,7 @@ def _is_own(test: ast.expr, name: str) -> bool:
 
 
 def _shown(node: ast.AST, name: str) -> Iterator[int]:
-    """Yield the lines that convert the named exception to text, except for redaction or comparison."""
+    """Yield the lines where the named exception becomes text, unless redacted or compared."""
     if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _last_name(node.func) in {*DOORS, "search"}):
         return
     if isinstance(node, ast.If | ast.IfExp) and _is_own(node.test, name):
@@ -367,7 +367,7 @@ SHORT, FACTOR = 1_250, 8
 ALLOWED, NOISE_SECONDS = 24, 0.010
 """The allowed factor of time for the long text, plus a garbage collection."""
 TRIES, TRIES_OF_LONG = 4, 40
-"""The most tries until one succeeds: other processes on a busy machine affect the caches."""
+"""Tries of which one must succeed, because other processes disturb the measurement."""
 
 PIECES = [
     *("-a", "a.", "a-", "a=", "a@", "a@b", "a@b.c_", "@a.", "a:", "://a", "a://", "a://b?", "?a://", "b:/", ".//@"),

@@ -1,4 +1,4 @@
-"""The selection of tests for a change: the table fits the tree, and base and paths alone decide."""
+"""The selection of tests: its table fits the tree, and only base and paths decide."""
 
 from __future__ import annotations
 

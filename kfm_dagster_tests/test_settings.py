@@ -25,7 +25,7 @@ BAD: dict[str, list[str]] = {
         f"mysql://kfm:{SECRET}@host/db",
         f"kfm:{SECRET}",
         f"sqlite://{SECRET}",
-        # Characters that a password must not have unescaped: its rest would be parsed as a host, and shown.
+        # A password must escape these characters; otherwise its rest would be parsed as a host, and shown.
         *(f"postgresql://kfm:pa{mark}{SECRET}@host/db" for mark in "@/?#["),
         f"postgresql://kfm@host:{SECRET}/db",
         f"postgresql://kfm:pa@ss:{SECRET}@host/db",

@@ -30,12 +30,12 @@ sys.meta_path.insert(0, NotInstalled())
 
 
 def with_extras(*extras: str) -> str:
-    """Return Python code that limits a process to the packages of a default install and these extras."""
+    """Return code that hides all packages except a default install's and those of these extras."""
     return NOT_INSTALLED.replace("EXTRAS", repr(("", *extras)))
 
 
 def install_wheel(folder: Path, *extras: str) -> dict[str, str]:
-    """Write the wheel's files into a folder; return the variables of a shell with only these extras."""
+    """Install the wheel's files in a folder; return a shell's variables, with these extras only."""
     for name, source in shipped().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, folder / name)

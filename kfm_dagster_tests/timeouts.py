@@ -1,7 +1,4 @@
-"""Waiting for processes and transactions in tests, with limits that only end hanging tests.
-
-Belongs here: waits that end as soon as their condition holds, with a generous limit.
-"""
+"""Waits that end with their condition; the limits only end hanging tests."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did n
 
 
 def await_a_wait(database: Database, other: Future[Any]) -> None:
-    """Return once another transaction waits for this one or has ended; on SQLite none starts before this one ends."""
+    """Return once another transaction waits for this one or has ended; at once on SQLite."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     deadline = time.monotonic() + LOCK_SECONDS
     while database.dialect == "postgresql" and not other.done():

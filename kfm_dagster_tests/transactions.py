@@ -1,4 +1,4 @@
-"""Stores of the database for tests, with each call in its own transaction."""
+"""The database's stores for tests, with each call in its own transaction."""
 
 from __future__ import annotations
 
