@@ -1,4 +1,4 @@
-"""Record the events that alerts are evaluated from, at times set by the test."""
+"""Events of alerts, recorded at times that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages through apprise to a service on loopback; errors are reported without credentials."""
+"""Messages through apprise to a service on loopback; errors contain no credentials."""
 
 from __future__ import annotations
 

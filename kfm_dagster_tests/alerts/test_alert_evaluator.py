@@ -1,4 +1,4 @@
-"""Notifications of alerts: suppression, escalation, acknowledgement, crashes, concurrent evaluators."""
+"""Notifications: suppression, escalation, acknowledgement, crashes, concurrent evaluators."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OTHER = "goes-abi.stac_register"
 
 
 def flaps(record: Record, times: int) -> None:
-    """Record this number of returns from a failure, without another rule's events."""
+    """Record this many returns from a failure, without another rule's events."""
     for number in range(times):
         record.stage(FAILED if number % 2 else ROLLED_BACK, run=f"r{number}")
     record.stage(SUCCEEDED, run="last")
