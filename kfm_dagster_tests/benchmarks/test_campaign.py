@@ -1,4 +1,4 @@
-"""SIGKILLs by the dozen at random failpoints, and strikes on PostgreSQL, while hundreds of units are ingested."""
+"""SIGKILLs at random failpoints and crashes of PostgreSQL during the ingest of many units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench`, its costs and `make soak`: each row, price and part counts, and the documents say the same."""
+"""`make bench`, its costs and `make soak`: each row counts, and the documents agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = cases([7], 3)
 
 
 def phase(name: str, rate: float) -> dict[str, Any]:
-    """What the work of one phase took."""
+    """Return the measurements of a phase."""
     measured = Phase(
         name=name,
         units=100,
@@ -45,7 +45,7 @@ def phase(name: str, rate: float) -> dict[str, Any]:
 
 
 def figures(case: Case) -> dict[str, Any]:
-    """Figures as the command of a row prints them."""
+    """Return the figures that a row's command prints."""
     arguments = dict(zip(case.arguments, case.arguments[1:], strict=False))
     place = Place(
         database=arguments.get("--database", "sqlite"),
