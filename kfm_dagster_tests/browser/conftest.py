@@ -1,7 +1,6 @@
-"""A real Chromium in front of a whole deployment: web server, daemon, code server, and the embedded cloud.
+"""Chromium and a whole deployment: web server, daemon, code server, embedded cloud.
 
-The cloud holds the sample objects of two days and no message announces them, so that only what a test starts in the
-UI ingests them.
+The cloud has the sample objects of two days. No message announces them, so only runs that a test starts ingest them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 PATIENCE = 300_000
-"""Milliseconds that the page may take to show what is waited for: a run's start and end on a busy machine."""
+"""Milliseconds that a page may take to show a run's start and end on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ class Running:
 def chromium() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 
-    # Ended with the module: Playwright keeps an event loop running in this thread, in which no other can be started.
+    # Ended with the module, since no other event loop can start in this thread while Playwright's runs.
     executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if executable is None:
         if os.environ.get("KFM_REQUIRE_BROWSER") == "1":
@@ -88,7 +87,7 @@ def running(
         feed = Feed(cloud, contracts)
         for item in sample_objects():
             feed.deliver(item)
-        # Before the deployment, so that its processes find the database migrated.
+        # Migrates the database before the deployment's processes open it.
         database = Database.open(f"sqlite:///{home / 'kfm.db'}")
         environment = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_WAL_DSN": ""}
         with Deployment(home, environment=environment, web_port=free_port()) as deployment:

@@ -1,4 +1,4 @@
-"""The pages of the Dagster UI that the tests visit, with the words a person reads and clicks."""
+"""The Dagster UI's pages that the tests visit, by the words on the screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUP_HEIGHT = 260
 
 
 def expect(shown: Locator) -> LocatorAssertions:
-    """Return Playwright's assertions about a part of a page; a suite that drives no browser does not import them."""
+    """Return Playwright's assertions, imported only when a browser is driven."""
     from playwright.sync_api import expect as expectations
 
     return expectations(shown)
@@ -28,7 +28,7 @@ class DagsterUi:
     url: str
 
     def open_asset_graph(self, *, edges: int, groups: int) -> list[str]:
-        """Open the global lineage with room for it and every group expanded; return the texts of its boxes."""
+        """Open the global lineage with every group expanded, and return the texts of its boxes."""
         self.page.set_viewport_size({"width": PICTURE_WIDTH, "height": GROUP_HEIGHT * groups})
         self.page.goto(f"{self.url}/asset-groups")
         self.page.get_by_role("button", name="Hide navigation").click()
@@ -40,7 +40,7 @@ class DagsterUi:
         return [text.strip() for text in self.page.locator("foreignObject").all_text_contents()]
 
     def open_job(self, name: str, *, partition: str | None = None) -> None:
-        """Open a job's page, by a link that names a partition where one is given."""
+        """Open a job's page, with the partition chosen if there is one."""
         chosen = f"?partition={partition}" if partition else ""
         self.page.goto(f"{self.url}/locations/kfm_dagster/jobs/{name}{chosen}")
 
@@ -55,34 +55,34 @@ class DagsterUi:
         field.press("Enter")
 
     def follow(self, toast: str) -> str:
-        """Follow the toast that a launch leaves; return the id at the end of its address."""
+        """Follow the link of a launch's toast; return the id at the end of the address."""
         expect(self.page.get_by_text(toast)).to_be_visible()
         self.page.get_by_text("View", exact=True).click()
         self.page.wait_for_url("**/runs/**")
         return self.page.url.rsplit("/", 1)[1]
 
     def expect_success(self) -> None:
-        """Wait until the page of the run says so."""
+        """Wait until the run's page shows success."""
         expect(self.page.get_by_text("Success", exact=True)).to_be_visible()
 
     def open_partition(self, dataset: str, noun: str, partition: str) -> None:
-        """Open what an asset's page tells of one partition's latest materialisation."""
+        """Open an asset's page at a partition's latest materialisation."""
         self.page.set_viewport_size({"width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})
         self.page.goto(f"{self.url}/assets/{dataset}/{noun}?view=partitions&partition={partition}")
 
     def labels(self) -> list[str]:
-        """Labels of the metadata on an asset's page, in their order."""
+        """Return the labels of the metadata on an asset's page, in order."""
         table = self.page.locator("table", has=self.page.get_by_role("cell", name="outcome", exact=True)).first
         expect(table).to_be_visible()
         return table.locator("> tbody > tr > td:first-child").all_inner_texts()
 
     def shown(self, label: str) -> str:
-        """Text of a metadata value on an asset's page."""
+        """Return the text of a metadata value on an asset's page."""
         row = self.page.locator("tr", has=self.page.get_by_role("cell", name=label, exact=True)).first
         return row.locator("td").nth(1).inner_text()
 
     def show_picture(self, name: str) -> Locator:
-        """Open the dialog behind a Markdown value and return the picture in it."""
+        """Open the dialog of a Markdown value and return its picture."""
         self.page.get_by_text("[Show Markdown]").first.click()
         picture = self.page.get_by_role("dialog").get_by_role("img", name=name)
         expect(picture).to_be_visible()
@@ -90,6 +90,6 @@ class DagsterUi:
 
     def screenshot(self) -> bytes:
         size = self.page.viewport_size
-        # Of a page that has room for everything, the middle: so much is read in a document.
+        # The middle of the page, because a document shows no more.
         top = (size["height"] - PICTURE_HEIGHT) / 2
         return self.page.screenshot(clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})

@@ -1,4 +1,4 @@
-"""Pictures of the documents: screenshots in few colours, made by the tests that walk through the pages."""
+"""Screenshots for the documents, made in few colours by the tests that walk the pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL import Image
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 COLOURS = 256
-"""All that a palette has; chosen by an octree, because a median cut merges the few red and green points."""
+"""The most of a palette; an octree chooses them, because a median cut merges the few red and green points."""
 LEAST_BYTES, MOST_BYTES = 10_000, 120_000
 
 
 def keep_picture(screenshot: bytes, name: str, elsewhere: Path) -> None:
-    """Write a picture below docs/images with KFM_WRITE_PICTURE=1, else elsewhere, and check its size."""
+    """Write a picture elsewhere, or below docs/images if KFM_WRITE_PICTURE=1; check its size."""
     picture = (PICTURES if os.environ.get("KFM_WRITE_PICTURE") == "1" else elsewhere) / name
     Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(
         picture, optimize=True

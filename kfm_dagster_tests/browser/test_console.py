@@ -1,4 +1,4 @@
-"""What a person does in the console, in a real browser: reads every page, by keyboard and on a phone, and decides."""
+"""The console in a real browser: every page, by keyboard, on a phone, and decisions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ DEPTHS = {"kfm-nodd-primary": 12, "kfm-nodd-dlq": 0}
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 960}
 MOST_HEIGHT = 1200
-"""Pixels of a document's picture; the front page has its map within them."""
+"""Pixels of a document's picture, enough for the front page's map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A console over the sample day of three datasets, and one unit that a person took out."""
+    """A console over the sample day of three datasets, with one unit quarantined by a person."""
 
     pipeline: Pipeline
     url: str
@@ -113,7 +113,7 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @contextmanager
 def page_of(chromium: Browser, served: Served, **options: object) -> Iterator[tuple[Page, list[str]]]:
-    """A page, and what it complains of in the console of the browser."""
+    """Yield a page, and the errors and warnings in the browser's console."""
     context = chromium.new_context(base_url=served.url, **options)  # type: ignore[arg-type]
     page = context.new_page()
     complaints: list[str] = []
@@ -149,7 +149,7 @@ def test_every_page_is_whole_readable_and_accessible(
             wrong += [(path, "a broken picture", source) for source in broken]
             wrong += [(path, "it scrolls sideways", wide)] if wide[0] > wide[1] else []
         assert wrong == []
-        # The address that there is none of answers 404, which Chromium notes.
+        # Chromium reports the 404 of /none.
         assert [line for line in complaints if "404" not in line] == []
 
 

@@ -1,4 +1,4 @@
-"""What a person does in the Dagster UI, in a real browser: reads the graph, starts runs, backfills, reads results."""
+"""The Dagster UI in a real browser: graph, runs, backfills, results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE = {
     ("nexrad-l2", DAY): 4,
     ("nexrad-l2", NEXT_DAY): 4,
 }
-"""Whole objects in the buckets; beside them one GOES object of the first day is truncated."""
+"""Numbers of whole objects in the buckets; one more GOES object of the first day is truncated."""
 
 
 def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
@@ -39,7 +39,7 @@ def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
 
 @pytest.fixture(scope="module")
 def first_run_id(ui: DagsterUi, running: Running) -> str:
-    """A run of the first day over NEXRAD, started by two clicks on a link's page."""
+    """Start a run of NEXRAD's first day by two clicks on the job's page; return its id."""
     ui.open_job("ingest_nexrad_l2", partition=DAY)
     expect(ui.page.get_by_text("Ingest missing objects of NEXRAD Level II")).to_be_visible()
     ui.click("Materialize all")
@@ -51,7 +51,7 @@ def first_run_id(ui: DagsterUi, running: Running) -> str:
 
 @pytest.fixture(scope="module")
 def first_run(running: Running, first_run_id: str) -> dict[str, NoddWalRecord]:
-    """The ledger of the first day after it."""
+    """The ledger of the first day, after the first run."""
     return running.ledger(partition=DAY)
 
 
@@ -71,7 +71,7 @@ def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
     ui: DagsterUi, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     groups = len(list(contracts))
-    # From the queue on one chain for each dataset, and the beams of one radar's metadata.
+    # A chain for each dataset from the queue on, and one more edge from a radar's metadata to its beams.
     drawn = Counter(ui.open_asset_graph(edges=1 + len(CHAIN) * groups, groups=groups))
     assert [drawn[noun] for noun in CHAIN] == [groups] * len(CHAIN)
     assert drawn["path_arrival"] == 1
@@ -107,7 +107,7 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     assert "truncated_object" in failing
     assert "ABI-L2-CMIPC" in failing
     assert int(ui.shown("run_failed")) == 1
-    # What became of it first, what only an inquiry needs last and behind a click; each unit leads to the console.
+    # The outcome is first, and the evidence last and behind a click; each unit links to the console.
     assert ui.labels()[:3] == ["outcome", "day", "failing_units"]
     assert ui.labels()[-1] == "evidence"
     assert ui.shown("evidence") == "[Show Markdown]"

@@ -1,6 +1,6 @@
-"""A new user's walk: `git clone`, `make demo`, `make ui`, and in a real browser what the screens say, nothing else.
+"""A new user's walk, led by the screens alone: `git clone`, `make demo`, `make ui`.
 
-Only the packages are there already: the clone borrows this environment's. CI installs them from a clean checkout.
+The clone uses this environment's packages; CI installs them from a clean checkout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPENING = re.compile(r"^    \. \.kfm/samples\.env\n    python .*$", re.MULTILINE
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What `make ui` says to who has typed it."""
+    """The values printed by `make ui`."""
 
     console: str
     token: str
@@ -50,9 +50,9 @@ def newcomers(checkout: Path) -> dict[str, str]:
     """The variables of a new user's shell."""
     return {
         "KFM_ACTOR": NEWCOMER,
-        # The environment has the package of the checkout that is tested; installing would have put the clone's there.
+        # The environment has the tested checkout's package; an install would replace it by the clone's.
         "PYTHONPATH": str(checkout),
-        # The tests' own `make test` is no part of it: what is typed would be a make within that one.
+        # Otherwise the walk's commands would be sub-makes of the tests' own `make test`.
         "MAKEFLAGS": "",
         "MAKELEVEL": "0",
     }
@@ -60,7 +60,7 @@ def newcomers(checkout: Path) -> dict[str, str]:
 
 @pytest.fixture
 def checkout(chromium: Browser, tmp_path: Path) -> Path:
-    """A clone of this checkout, with its uncommitted changes, in which nothing is left to install."""
+    """A clone of this checkout with its uncommitted changes and with all packages installed."""
     git = f"git -C {shlex.quote(str(ROOT))}"
     prefix = shell(f"{git} rev-parse --show-prefix", tmp_path, seconds=HANG_SECONDS)
     if (prefix.returncode, prefix.stdout) != (0, "\n"):
@@ -75,10 +75,10 @@ def checkout(chromium: Browser, tmp_path: Path) -> Path:
 
 
 def borrow_environment(clone: Path) -> None:
-    """Give a clone the commands of this environment, and make the mark that they are up to date.
+    """Link this environment's commands into a clone, and mark them as up to date.
 
-    The mark is the clone's: the environment may be one that make did not install, and nothing is written into it. It is
-    newer than the files of the clone, or make would install.
+    The mark is in the clone, since nothing is written into the environment. It is newer than the clone's files;
+    otherwise make would install.
     """
     (clone / ".venv").mkdir()
     (clone / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
@@ -90,12 +90,12 @@ def borrow_environment(clone: Path) -> None:
 
 @contextmanager
 def make_ui(checkout: Path) -> Iterator[Screen]:
-    """Type `make ui`, read what it says, and end it as Ctrl-C does.
+    """Type `make ui`, read its output, and end it as Ctrl-C does.
 
-    The port is all that is not every new user's: 3000 and 3001 may be somebody else's on this machine.
+    Only the port differs from a new user's, because 3000 and 3001 may be in use on this machine.
     """
     log, command = checkout / "ui.log", ["make", "ui", f"UI_ARGS=--port {free_port()}"]
-    # A terminal sends Ctrl-C to all that was started in it.
+    # A terminal sends Ctrl-C to all processes that were started in it.
     with session(command, checkout, log, newcomers(checkout), end=signal.SIGINT) as typed:
         yield _read(typed, log)
 
@@ -109,7 +109,7 @@ def _read(typed: subprocess.Popen[str], log: Path) -> Screen:
 
 
 def open_from_the_front(page: Page, matter: str) -> None:
-    """Follow a line of "What to look at", and the one unit that it leads to."""
+    """Follow a line of "What to look at", and the link to its first unit."""
     page.get_by_role("link", name="Overview").click()
     page.get_by_role("region", name="What to look at").get_by_role("link", name=matter).click()
     page.get_by_role("region", name="Units").locator("tbody").get_by_role("link").first.click()
@@ -133,7 +133,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             [why] = [code for code in whys if code in page.locator("p.message.error").inner_text()]
             expect(page.get_by_text(whys.pop(why))).to_be_visible()
             key = page.get_by_role("heading", level=1).inner_text()
-            # The provider's part, by the command that is there to copy; it names the same object.
+            # The printed command acts as the provider, who uploads the object whole.
             [command] = screen.mending
             mended = shell(command, checkout, seconds=60, variables=newcomers(checkout))
             assert (mended.returncode, f"/{key} is whole\n" in mended.stdout) == (0, True)
@@ -146,7 +146,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             form.get_by_label("Reason").fill(REASON)
             form.get_by_label("Change or incident").fill(CHANGE)
             form.get_by_role("button", name="Retry").click()
-            # It waits for a run; the daemon may have begun one by now.
+            # The unit waits for a run, or the daemon has already started one.
             expect(page.locator("main .badge").first).not_to_have_text("quarantined")
             units[key] = page.url
         assert whys == {}
