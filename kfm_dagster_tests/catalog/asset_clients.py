@@ -1,7 +1,6 @@
-"""Clients of a dataset's assets, by the blocks of `docs/stac.md` and by `kfm.open`, against the Item's values.
+"""Items against clients of their assets: the blocks of `docs/stac.md`, and `kfm.open`.
 
-Belongs here: comparing an Item with its format's clients. Does not belong here: the server that the
-objects are on (`test_opening.py`).
+Belongs here: comparing an Item with its format's clients. Does not belong here: their server (`test_opening.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def block(word: str) -> str:
 
 
 def run(word: str, item: pystac.Item, **variables: Any) -> dict[str, Any]:
-    """Run the code block that contains a word for an Item, after the function blocks; return its variables."""
+    """Run the block that contains a word, after the function blocks; return its variables."""
     scope = {"item": item, "asset": item.assets["data"], **variables}
     for code in (block("def opened"), block("def of_field"), block(word)):
         exec(code, scope)
@@ -41,7 +40,7 @@ def run(word: str, item: pystac.Item, **variables: Any) -> dict[str, Any]:
 
 
 def blocks_run() -> set[str]:
-    """Return the code blocks that this module and its test run."""
+    """Return the code blocks that this module and `test_opening.py` run."""
     modules = (Path(__file__), Path(__file__).with_name("test_opening.py"))
     calls = (re.findall(r"""\brun\(\s*["']([^"']+)["']""", path.read_text(encoding="utf-8")) for path in modules)
     return {block(word) for word in ("def opened", "def of_field", *chain.from_iterable(calls))}
@@ -55,7 +54,7 @@ def grib(item: pystac.Item) -> None:
     properties = item.properties
     bands = run("rasterio.open(address(asset))", item)["bands"]
     assert [bands.count, bands.height, bands.width] == [properties["grib:message-count"], *properties["proj:shape"]]
-    # For a Gaussian grid the Item has no transform and GDAL assumes even rows. GDAL cannot place NCEP's template.
+    # A Gaussian grid's Item has no transform, and GDAL assumes even rows. GDAL cannot place NCEP's template 32769.
     placed = "proj:transform" in properties and properties["grib:grid-template"] != 32769
     assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if placed else ANY)
     band_data = opened(item)["band_data"]
@@ -92,7 +91,7 @@ def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
 
 
 def opened_alone(item: pystac.Item, name: str | None) -> None:
-    """Check that `kfm.open` reads the first field as stored, in the Item's unit and at its times."""
+    """Check that `kfm.open` reads a field as stored, with the Item's grid, time and unit."""
     import rasterio
     from rasterio.crs import CRS
 

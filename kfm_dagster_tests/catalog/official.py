@@ -1,4 +1,4 @@
-"""The official schemas of STAC, core and extensions, compiled offline, as the reference for the KFM profile."""
+"""STAC's official schemas, core and extensions, offline: the reference for the KFM profile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OfficialSchemas:
         self.checked: set[str] = set()
 
     def errors(self, document: Mapping[str, Any]) -> list[str]:
-        """Return a document's schema errors. Raises KeyError for an extension neither here nor in NOT_HERE."""
+        """Return schema errors; an extension that is neither here nor in NOT_HERE is a KeyError."""
         core = f"https://schemas.stacspec.org/v1.1.0/{CORE.get(document['type'], 'item-spec/json-schema/item')}.json"
         declared = [uri for uri in document.get("stac_extensions", ()) if uri.split("/")[3] not in NOT_HERE]
         self.checked |= {uri.split("/")[3] for uri in declared}

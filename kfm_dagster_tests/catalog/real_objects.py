@@ -1,6 +1,6 @@
-"""Objects of every dataset, real ones and samples of the demo, and the chain's Items of files.
+"""Objects of every dataset, real or from the demo, and the chain's Items of files.
 
-Belongs here: the choice of objects, the keys of real files stored without one, and Items of files.
+Belongs here: the choice of objects, the keys of real files stored without a key, and Items of files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _item(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
 def items_of_real_objects(
     contracts: ContractRegistry, objects: Path, datasets: Collection[str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and Item of every real object that matches a contract, of all datasets or of these."""
+    """Yield path and Item of each real object that matches a contract of these datasets."""
     for file in sorted(path for path in objects.rglob("*") if path.is_file()):
         path = file.relative_to(objects).as_posix()
         bucket, key = path.split("/", 1)
@@ -107,7 +107,7 @@ REAL: Mapping[str, tuple[str, ...]] = {
     "sea-ice-cdr-monthly": ("seaice_conc_monthly_nh_202112_f17_v04r00.nc",),
     "surface-obs": ("720538-00164-2020.gz",),
 }
-"""Files under their own keys, by the key's last part."""
+"""Files stored under their own keys: the last parts of the keys."""
 
 NBM = "noaa-nbm-grib2-pds/blend.20250901/00/core"
 FILES: Mapping[str, Mapping[str, str]] = {
@@ -133,11 +133,11 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "nexrad-l3/Level3_MCI_TR0_20160526_2154.nids": "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42",
     },
 }
-"""Real files and the keys of such objects."""
+"""Real files stored without a key, with the key of such an object."""
 
 
 def place(root: Path, data: Path, dataset: str) -> list[str]:
-    """Write a dataset's objects and their sidecars below `root`; return the objects with Items as bucket/key."""
+    """Write a dataset's objects and sidecars below `root`; return the paths that get an Item."""
     paths = []
     for name in REAL.get(dataset, ()):
         (real,) = (data / "objects").rglob(name)
@@ -160,7 +160,7 @@ def _write(root: Path, path: str, content: bytes) -> None:
 
 
 def _samples(dataset: str) -> dict[str, bytes]:
-    """Return objects without a real file here: all bands of a scan, HRRR with its index, and GEFS."""
+    """Return the dataset's samples of objects that have no real file here."""
     if dataset == "goes-abi":
         key, content = make_goes_abi(product="ABI-L2-MCMIPC", start=_RUN, satellite=19, band=None)
         return {f"noaa-goes19/{key}": content}

@@ -1,4 +1,4 @@
-"""Crashes, concurrent writers and readers, and fences: a worker without its claim changes nothing."""
+"""The catalog under crashes and concurrency: a worker without its claim changes nothing."""
 
 from __future__ import annotations
 

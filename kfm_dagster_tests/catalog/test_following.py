@@ -1,4 +1,4 @@
-"""Followers of the catalog get its current Items in order, after writes, undos, refusals and stalls."""
+"""Followers get the current Items in order, after writes, undos, refusals and stalls."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_failing_rebuild_is_deferred_and_resumes_by_itself(
 def test_a_file_of_an_uncommitted_writer_is_not_followed(
     following: FollowerRunner, root: Path, write: Callable[..., None]
 ) -> None:
-    """The file is in place before the index is updated; a writer that dies between changed nothing."""
+    """The writer died after the file was in place and before the index was updated."""
     mirror = Mirror()
     write("run", goes(0))
     [(path, content)] = [(path, content) for path, content in trees.files(root).items() if b'"Feature"' in content]

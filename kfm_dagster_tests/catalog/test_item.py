@@ -1,4 +1,4 @@
-"""Items built from envelopes: a golden Item per dataset, grids against GDAL, and refused Items."""
+"""Items from envelopes: a golden one per dataset, grids against GDAL, refused Items."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegi
     }
     assert validate_item(orjson.loads(canonical(item))) == []
     assert item_of(contracts, envelope)["assets"]["data"]["href"] == envelope.object_uri
-    # A bucket with dots is addressed by path, since no certificate covers its host name.
+    # No certificate covers the host name of a bucket with dots, so the bucket is in the path.
     dotted = built(contracts["goes-abi"], envelope, "s3://a.b/c.nc")
     assert dotted["assets"]["data"]["alternate"]["https"]["href"] == "https://s3.us-east-1.amazonaws.com/a.b/c.nc"
 
@@ -286,7 +286,7 @@ CONTRACTS = ContractRegistry.load()
 
 @cache
 def items(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the Item of every real object with a grid of even rows, by path below the folder of buckets."""
+    """Return the Items of real objects with evenly spaced rows, by path."""
     items_by_path = {
         path: item
         for path, item in items_of_real_objects(CONTRACTS, folder, GRIDDED)
@@ -321,7 +321,7 @@ def test_the_grid_of_an_item_equals_gdal_s(shared_data: Path) -> None:
         for _, dataset in images(folder / path, item):
             assert dataset.shape == (rows, columns), path
             transform = dataset.transform
-            # GDAL computes its transform from the axes; a hundredth of a cell is invisible in any resampling.
+            # GDAL computes its transform from the axes; a hundredth of a cell does not matter in any resampling.
             assert transform[:6] == pytest.approx((width, 0, west, 0, height, north), abs=abs(width) / 100), path
         assert properties["proj:bbox"] == pytest.approx(
             [west, north + rows * height, west + columns * width, north], abs=abs(width) / 1000

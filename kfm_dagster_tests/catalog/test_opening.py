@@ -42,7 +42,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server(cloud: EmbeddedCloud, contracts: ContractRegistry) -> str:
-    """Return host and port of the demo's S3 server, a separate process since rasterio holds the interpreter's lock."""
+    """Return the address of the demo's S3: a process of its own, as rasterio holds the GIL."""
     cloud.provision(contracts)
     return cloud.endpoint_url.removeprefix("http://")
 
@@ -82,7 +82,7 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Placed:
-    """Return a function that stores a dataset's objects at their Items' addresses and returns the Items."""
+    """Return a function that stores a dataset's objects and returns their Items."""
 
     def of(dataset: str) -> list[pystac.Item]:
         paths = place(tmp_path, shared_data, dataset)
@@ -99,7 +99,7 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 def test_every_dataset_opens_by_its_items(dataset: str, placed: Placed, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     items = placed(dataset)
-    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object of these has its key here
+    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object of this dataset has its key here
     for item in items:
         written = item.to_dict(include_self_link=False, transform_hrefs=False)
         assert validate_item(written) == official.errors(written) == []
@@ -151,7 +151,7 @@ def test_a_single_field_is_read_alone(placed: Placed, tmp_path: Path) -> None:
 def test_the_wind_components_share_a_message_and_are_read_separately(
     server: str, shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry, tmp_path: Path
 ) -> None:
-    """A real object of 307 messages and 343 fields, with an index from an independent reader's offsets."""
+    """A real object of 307 messages and 343 fields, indexed by an independent reader's offsets."""
     path = "noaa-gfs-bdp-pds/gfs.20110110/12/gfs.t12z.pgrb2.2p50.f120"
     content = (shared_data / GRIB_OF_2011).read_bytes()
     (tmp_path / path).parent.mkdir(parents=True)

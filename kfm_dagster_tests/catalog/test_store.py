@@ -1,4 +1,4 @@
-"""Registering batches: statuses, order of re-issues, isolated failures, and the view of readers."""
+"""Registering batches: statuses, order of re-issues, isolated failures, readers' view."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_first_item_is_created_an_equal_one_a_no_op_and_a_changed_one_updated(
 def test_a_version_without_a_sequencer_is_ordered_by_its_event(
     register: Register, root: Path, database: Database, contracts: ContractRegistry, which: str
 ) -> None:
-    """A listing has no sequencer; an object announced earlier and registered late must not replace the Item."""
+    """A listing has no sequencer, so the event's time decides which object is newer."""
     newer = goes(0, version="2" * 32, sequencer=None if which != "the older" else "0055AED6DCD90281E6")
     older = goes(0, version="1" * 32, sequencer=None if which != "the newer" else "0055AED6DCD90281E5")
     older = older.evolve(event_time=newer.event_time - timedelta(minutes=5))
@@ -92,7 +92,7 @@ def test_of_two_versions_in_a_batch_the_newest_is_kept(register: Register, root:
     item = trees.walk(root)[str(results[0].item_href)]
     assert content_sha256(item) == digest
     trees.assert_consistent(root)
-    # The older version shares the failure of the newer one.
+    # The newer version's failure also fails the older one.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
         results = register(goes(2, created=1), goes(2, created=9))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
@@ -162,7 +162,7 @@ def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full, nth=2):
         results = register(goes(0, platform="goes-18"), goes(1))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
-    # The first Item's file has the new content already; the index, which counts, has not.
+    # The first Item's file already has the new content; the index, which counts, does not.
     assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]
     assert {document["properties"]["platform"] for document in trees.items(root)} == {"goes-19"}
     trees.assert_consistent(root)
@@ -317,7 +317,7 @@ def test_an_item_missing_in_the_index_is_reported_without_invented_values(
 def test_another_writers_promotion_is_waited_for(
     catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files are promoted before the index is written; without the wait the whole batch would lose an attempt."""
+    """Files are promoted before the index is written; without the wait the batch would fail."""
     results = register(goes(0))
     path = str(results[0].item_href)
     whole = (root / path).read_bytes()
@@ -393,7 +393,7 @@ def test_a_missing_bucket_fails_the_units_and_not_the_batch(
 
 
 def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few files are synced singly, many by one syncfs, or singly on a system without syncfs."""
+    """Many files are synced by one syncfs if the system has it, few files one by one."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append("fsync"))
     monkeypatch.setattr(publisher_module, "_syncfs", lambda: lambda _: synced.append("syncfs"))

@@ -37,7 +37,7 @@ NEXT_YEAR = DAY + timedelta(days=40)
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOTHING = UndoReport()
 AFTER_ITS_LOG = Failpoint.CATALOG_STAGE_BEFORE
-"""The point after a registration has only logged the Items that it replaces."""
+"""The point where a registration has logged the Items that it replaces, and done nothing else."""
 
 
 def everything(root: Path, database: Database) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def everything(root: Path, database: Database) -> dict[str, Any]:
 
 
 def unit(number: int, variant: int) -> Envelope:
-    """Units 0-3 are scans of a day, 4-6 of another year's day, 7 is a radar volume; variants differ in content."""
+    """Return a variant of a scan (0-3; 4-6 of another year) or of a radar volume (7)."""
     if number == 7:
         volume = nexrad()
         return with_metadata(volume, stac_properties={**volume.metadata.stac_properties, "nexrad:vcp": 200 + variant})
@@ -153,11 +153,11 @@ def test_single_promotions_are_undone_while_they_are_current(
     assert current() == {name: late[name] for name in late if name != second.item_id}
     assert undo_items({str(second.item_id): late[str(second.item_id)]} | early) == NOTHING
     trees.assert_counted(database)
-    # The run is then undone as before, and only its own Items.
+    # Then only the run's own Items are undone, as before.
     report = own_tx(catalog).undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
     assert everything(root, database) == tree
-    # Also to an empty catalog, which the next Item starts anew.
+    # An empty catalog is also restored, and the next Item starts it anew.
     own_tx(catalog).undo("goes-abi", "early")
     assert undo_items(late) == NOTHING
     assert not any(everything(root, database).values())
@@ -197,7 +197,7 @@ def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, write: Write,
     moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
-    """The Item's row may have the same age and revision as the one that the writer read, yet be another."""
+    """The Item's new row may have the same age and revision as the row that the writer read."""
     write("undone", goes(0))
 
     def overtake() -> None:
@@ -239,7 +239,7 @@ def base(write: Write) -> None:
 
 
 def changes() -> list[Envelope]:
-    """Return a changed Item, an unchanged one, and new ones: a further page and the first of another year."""
+    """Return one changed Item, one unchanged, and new ones: another page, another year."""
     return [
         goes(0, platform="goes-18"), goes(1), *(goes(number) for number in range(4, 8)), goes(5, day=NEXT_YEAR),
     ]  # fmt: skip
@@ -256,7 +256,7 @@ def test_a_promotion_that_dies_anywhere_is_undone(
     for at, death in deaths():
         with dying(database, at=death):
             write("run", *changes())
-        # The next attempt meets the dead one's file, which is not the earlier content; it succeeds or dies.
+        # The next attempt, which succeeds or dies, meets the dead one's file instead of the earlier content.
         if at % 3:
             with dying(database, at=at - 1 if at % 3 == 1 else 0):
                 write("run", *changes())
