@@ -1,4 +1,4 @@
-"""One pass of the chain reaches every failpoint, and a fault at any failpoint does not change the result."""
+"""One pass reaches every failpoint, and a fault at any of them leaves the result unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kfm_dagster_tests.chaos.world import World, finish, run_with_faults
 from kfm_dagster_tests.conftest import AWS
 
 TRANSACTIONS = ("database", "stage")
-"""Failpoints at transactions, which are tested on both databases."""
+"""First parts of the names of failpoints at transactions, which are tested on both databases."""
 CASES = [
     (failpoint, database)
     for failpoint in Failpoint
@@ -57,7 +57,7 @@ def disturbed(tmp_path: Path, database_url: str) -> World:
 
 
 def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
-    """Return a plan with a fault after a third of all occasions; a later fault may end the last attempt."""
+    """Return a plan with a fault at a third of the occasions, early enough for a retry."""
     rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 3)}}}"
     return f"apiVersion: kfm.nodd.chaos/v1\nrules: [{rule}]"
 

@@ -1,4 +1,4 @@
-"""The injector and its chaos plan: the occasions of rules, the kinds of faults, and refused plans."""
+"""The injector and its plan: occasions of rules, kinds of faults, refused plans."""
 
 from __future__ import annotations
 

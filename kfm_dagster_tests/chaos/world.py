@@ -1,4 +1,4 @@
-"""Passes of the whole chain over real queues, a folder of objects and a lineage backend, in one process.
+"""Passes of the whole chain, in one process, over real queues, objects and lineage backend.
 
 If a fault ends a pass, the next pass continues the work, as sensors and runs would.
 """
@@ -111,7 +111,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     clock = pipeline.clock
     clock.forward(3600 * (number + 1))
     _send(world, pipeline)
-    # No other process runs, so every run that holds a claim is dead.
+    # No other process is active, so every run with a claim is dead.
     own_tx(pipeline.ledger).release_lost(run_ids=pipeline.ledger.in_progress_runs())
     own_tx(pipeline.ledger).retry_due(now=clock(), limit=100)
     take_in(pipeline, ProcessState())
@@ -158,7 +158,7 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def announced_items(world: World, pipeline: Pipeline) -> set[str]:
-    """Return the announced Items that are not withdrawn; each event must agree with the Item's file."""
+    """Return the announced Items that are not withdrawn, checked against the Items' files."""
     sqs = boto3.client("sqs")
     by_id: dict[str, str] = {}
     last: dict[str, dict[str, Any]] = {}
@@ -206,7 +206,7 @@ def _processes() -> ForkServerContext:
 
 
 def _send(world: World, pipeline: Pipeline) -> None:
-    """Announce all objects until the queue has accepted all in one request; a lost answer gives duplicates."""
+    """Announce all objects unless that succeeded before; a lost answer causes duplicates."""
     done = world.root / "sent"
     if not done.exists():
         bodies = [announce([item.event()], registry=pipeline.registry).body for item in items()]
