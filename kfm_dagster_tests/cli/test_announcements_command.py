@@ -1,4 +1,4 @@
-"""`kfm announcements`: the state of subscriptions, refused events, and sending events or all Items again."""
+"""`kfm announcements`: states of subscriptions, refused events, and sending again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def announced(home: Path, server: WebServer) -> list[str]:
-    """Announce five Items, with one refused by a receiver; return their ids, the refused one first."""
+    """Announce five Items, one of them refused by a receiver; return the ids, refused first."""
     with_items = Pipeline.open(Settings.load())
     items = candidates(with_items.registry, [goes(number) for number in range(5)])
     ids = [item.item_id for item in items]

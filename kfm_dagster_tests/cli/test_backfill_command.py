@@ -1,4 +1,4 @@
-"""`kfm backfill`: one command each starts, shows and ends a backfill; each records its author."""
+"""`kfm backfill`: commands that start, show and end a backfill; each records its author."""
 
 from __future__ import annotations
 

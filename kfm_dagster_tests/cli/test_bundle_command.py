@@ -1,4 +1,4 @@
-"""`kfm export` writes and verifies a signed bundle; each refusal is one line and an exit code."""
+"""`kfm export` writes and verifies a signed bundle; a refusal is one line and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: bad input gives one line and an exit code and changes nothing; lists show the records."""
+"""The command line: bad input is one line and an exit code; lists show the records."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ NOT_HERE = {
     "alerts test", "announcements failing", "announcements list", "dlq list", "export verify", "reconcile",
     "stac check", "stac rebuild", "stac status", "retention run",
 }  # fmt: skip
-"""Commands that need a channel, receiver, queue, bucket or API that this test lacks, and an action."""
+"""An action, and commands that need a channel, receiver, queue, bucket or API, which this test lacks."""
 EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay list", "replay intents", "retention plan"}
 """Lists that are empty for this ledger."""
 

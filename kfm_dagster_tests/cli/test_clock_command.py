@@ -1,4 +1,4 @@
-"""`kfm clock` shows, judges and with an option records readings; its exit code is the decision."""
+"""`kfm clock` shows, judges and records readings; its exit code is the decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell completion offers names of the deployment, and nothing if the deployment is unreachable."""
+"""Shell completion offers the deployment's names, and nothing if it is unreachable."""
 
 from __future__ import annotations
 

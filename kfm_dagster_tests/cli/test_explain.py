@@ -1,4 +1,4 @@
-"""`kfm runs show`: each node of a run with its outcome and the reason of skips, also for re-executions."""
+"""`kfm runs show`: each node of a run, its outcome, and the reason of skips."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
+    """Runs of one day: a successful one, one with nothing new, a forced one, one that died."""
     folder = tmp_path_factory.mktemp("four-runs")
     objects = folder / "objects"
     chain.put(objects, chain.volumes(2))
@@ -69,7 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(
     recorded: Path, home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pipeline]:
-    """A copy of the four runs, set as the environment's deployment."""
+    """A copy of the four runs, as the environment's deployment."""
     pipeline = chain.open_copy(recorded, tmp_path, url=database_url, seconds=3 * 3600)
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     yield pipeline

@@ -1,4 +1,4 @@
-"""`kfm init` migrates both databases once, also in parallel; a missing part is one line and changes nothing."""
+"""`kfm init` migrates both databases once; if a part is missing, it changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm registry check` and `kfm dataset new --from-registry`: planted drifts, drafts, and the shared registry."""
+"""`kfm registry check` and `kfm dataset new --from-registry`: planted drifts, and drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm retention` shows planned and done deletions; a wrong policy is one line and deletes nothing."""
+"""`kfm retention` shows planned and done deletions; with a wrong policy it deletes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: each row is one line within the width, and whole values can be copied at any width."""
+"""Tables: a row is one line within the width; whole values can be copied at any width."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: p
         for wal_id in IDS:
             assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text), columns
             assert columns < 200 or wal_id in text, columns
-        # The tables with whole values have the full URI and all words of prose.
+        # Tables with whole values show the full URI and all words of prose.
         assert not whole or {URI, *str(ROWS[0]["why"]).split()} <= set(text.split())
 
 

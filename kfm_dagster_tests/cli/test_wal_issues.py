@@ -1,4 +1,4 @@
-"""`kfm units show` gives the reasons of a suspect unit, and `kfm units list --suspect` lists such units."""
+"""`kfm units show` gives a suspect unit's reasons; `list --suspect` lists such units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong input in any parameter of any command is one line and a stable exit code, and changes nothing."""
+"""Wrong input to any parameter is one line and a stable exit code, and changes nothing."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ BESIDES: dict[str, list[str]] = {
     "reconcile": ["--repair"],
     "retry": ["--dataset", "nexrad-l2", "--confirm"],
 }
-"""Options without which a command does not check its other parameters."""
+"""Options that a command needs before it checks its other parameters."""
 ALONE = {"--selection-file", "wal_ids", "replay_run_id"}
 """Parameters that cannot be combined with BESIDES."""
 ANY = {
-    # Texts that are recorded, listened on, or compared with.
+    # Texts to record or compare, and a host to listen on.
     "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids",
     "units cases --reason", "units ignored --bucket", "units ignored --message", "units rejected --message",
     *(f"dlq {name} --error-code" for name in ("drain", "list", "plan", "redrive")),
