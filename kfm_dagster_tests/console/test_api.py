@@ -1,4 +1,4 @@
-"""The JSON API: answers agree with its OpenAPI document, refusals are problem documents; and pages of records."""
+"""The JSON API: answers agree with its OpenAPI document; refusals are problem documents."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
 
 
 def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> list[dict[str, Any]]:
-    """Follow the links of a list from page to page, none with more rows than the limit; return all rows."""
+    """Follow a list's links from page to page, check each page's size, and return all rows."""
     listed: list[dict[str, Any]] = []
     link: str | None = f"{BASE}/{rows}?limit={limit}{also}"
     while link:

@@ -1,4 +1,4 @@
-"""Bounds of the console, over real sockets: incomplete requests, too many connections or requests."""
+"""The console's bounds over real sockets: incomplete requests, and too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console over loopback: the report as JSON and page, refused requests, and read-only access."""
+"""The console over loopback: the report as JSON and page, refusals, read-only access."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Ask = Callable[..., Answer]
 
 @contextmanager
 def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
-    """Serve a read-only pipeline as `kfm console` does, and yield a function that sends requests."""
+    """Serve a read-only pipeline as `kfm console` does; yield a function for requests."""
     pipeline = Pipeline.open(settings, read_only=True)
     pipeline.clock = clock
 
