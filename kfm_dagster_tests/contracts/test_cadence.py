@@ -1,4 +1,4 @@
-"""Cadence: the hours that are due, their expected objects, and the time after which a product is silent."""
+"""Cadence: due hours, their expected objects, and when a product counts as silent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_product_is_silent_after_two_cadences_and_its_rate_is_measured_over_fo
     for declared, silent_after, over, expected in [
         ({}, timedelta(minutes=20), timedelta(minutes=40), 4),
         ({"per_hour": 96, "every_seconds": 600}, timedelta(minutes=20), timedelta(minutes=40), 64),
-        # Messages come in batches: for a file every 20 s the cadence is a minute.
+        # Messages come in batches, so a file every 20 s has a cadence of a minute.
         ({"per_hour": 180}, timedelta(minutes=2), timedelta(minutes=4), 12),
         ({"per_hour": 49, "hours": [0, 6, 12, 18]}, timedelta(hours=12), timedelta(days=1), 4 * 49),
         ({"per_hour": 1, "hours": [0]}, timedelta(days=2), timedelta(days=4), 4),

@@ -1,4 +1,4 @@
-"""Dataset contracts: the published schema, refused contracts, a new dataset, virtual stores, OISST."""
+"""Dataset contracts: the published schema, refusals, a new dataset, virtual stores, OISST."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BUILTIN = {
     if entry.name.endswith(".yaml")
 }
 HRRR = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", BUILTIN["hrrr.yaml"].partition("\nvirtual:")[0] + "\n")
-"""HRRR's contract as a pattern for other keys: without virtual stores and key values, which name its groups."""
+"""HRRR's contract for tests with other keys: without virtual stores and key values, which name its groups."""
 CITATION = {"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition", "anchor": "section 3"}
 
 

@@ -27,7 +27,7 @@ def test_peers_are_summarised_by_their_quartiles() -> None:
         ([9, 1], (2, 1, 9)),
         (range(1, 9), (8, 2, 7)),
         (range(1, 25), (24, 6, 19)),
-        # The quartiles do not change if a quarter of the peers is cut; they change with one more.
+        # The quartiles stay if a quarter of the peers is truncated, and change with one more.
         ([1] * 5 + [1000] * 19, (24, 1000, 1000)),
         ([1] * 6 + [1000] * 18, (24, 1, 1000)),
     ]:
@@ -62,7 +62,7 @@ def test_real_objects_of_a_product_are_within_each_other_s_range(
     for (dataset, product), of_product in sizes.items():
         rules = contracts[dataset].integrity.peers
         for size in of_product:
-            # Compare each pair: all peers could have had the other's size.
+            # For each pair: one's size must be possible if all peers had the other's.
             for other in of_product:
                 low, high = PeerSizes(rules.minimum, other, other).expected(rules.factor)
                 assert low <= size <= high, (dataset, product, size, other)
@@ -85,14 +85,14 @@ def _of_whole_objects(contracts: ContractRegistry, reference: dict[str, Any]) ->
         if match is not None and entry.get("size"):
             groups = {name: match.groups.get(name) for name in contract.integrity.peers.groups}
             if contract.id in {"goes-glm", "nexrad-l2"}:
-                # There are one or two files of each satellite or radar, so all are taken as peers.
+                # All are taken as peers, since there are only one or two files of each satellite or radar.
                 groups = {name: value for name, value in groups.items() if name not in {"satellite", "site", "version"}}
             sizes[contract.id, str(groups)].append(entry["size"])
     return sizes
 
 
 def _of_indexed_objects(shared_data: Path) -> Sizes:
-    """Return the offsets of last messages in real indexes: object sizes without one of hundreds of messages."""
+    """Return object sizes by real indexes, without the last of hundreds of messages."""
     sizes: Sizes = defaultdict(list)
     for path in sorted((shared_data / "files" / "idx").iterdir()):
         name = path.name.rpartition("__")[2].removesuffix(".idx")
