@@ -38,7 +38,7 @@ CHAIN = {
 }
 QUEUE = ("queue",)
 BRANCH = {("nexrad_l2", "path_arrival"): ("nexrad_l2", "metadata")}
-"""Assets outside of the chain, which ingest runs do not include."""
+"""Assets outside the chain; ingest runs do not include them."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_freshness_policies_follow_the_contracts_and_a_sample_has_none(
     listed = draft(dataset="listed", like="surface-obs", bucket="listed", topic=None)
     (tmp_path / "listed.yaml").write_text(listed, encoding="utf-8")
     whole = policies(Settings(scheduled_listings=True, contracts_dir=tmp_path))
-    # Stations' objects have no usual age, and a retired dataset has no new objects.
+    # A station's objects have no usual age, and a retired dataset has no new objects.
     fresh = {slug(contract.id) for contract in contracts if contract.freshness and not contract.metadata.retired}
     scheduled = {slug(contract.id) for contract in contracts if contract.storage.scheduled_listing}
     assert whole.keys() == fresh | scheduled - {"surface_obs"} | {"listed"}

@@ -218,7 +218,7 @@ def test_a_footprint_over_the_antimeridian_is_one_outline() -> None:
     east, west = box(170, 10, 180, 20), box(-180, 10, -150, 20)
     halves = {"type": "MultiPolygon", "coordinates": [east["coordinates"], west["coordinates"]]}
     [whole] = outlines(drawn(footprint_map([halves])))
-    # It has position and size of one box that does not cross the antimeridian.
+    # It has the position and size of a box that does not cross the antimeridian.
     assert set(whole) == set(outlines(drawn(footprint_map([box(-160, 10, -120, 20)])))[0])
 
 

@@ -1,4 +1,4 @@
-"""Old runs of a Dagster instance, on SQLite and PostgreSQL: unneeded runs are deleted with events and logs."""
+"""Old Dagster runs are deleted with their events and logs, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_an_interrupted_removal_is_completed_by_the_next(
 
 
 def test_the_next_run_of_a_day_has_an_unused_run_key(instance: dg.DagsterInstance, bench: Bench, ran: Ran) -> None:
-    """Dagster ignores a request with a used run_key; a count of the day's runs could repeat after a deletion."""
+    """Dagster ignores a used run_key; a count of the day's runs could repeat after a deletion."""
     named = set()
     for _ in range(3):
         named.add(newest_run(instance, DAYS[0]))

@@ -1,4 +1,4 @@
-"""Processes of runs: a real code server with a small job, lost runs, re-executions, and compute logs."""
+"""Processes of runs: a real code server, lost runs, re-executions, compute logs."""
 
 from __future__ import annotations
 

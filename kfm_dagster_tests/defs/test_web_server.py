@@ -1,4 +1,4 @@
-"""The Dagster UI's web server: requests from pages of other sites are refused and change nothing."""
+"""The Dagster UI's web server refuses requests from pages of other sites."""
 
 from __future__ import annotations
 
