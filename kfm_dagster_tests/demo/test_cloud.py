@@ -52,7 +52,7 @@ def feed(cloud: EmbeddedCloud, contracts: ContractRegistry) -> Feed:
 
 
 def drain(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
-    """Receive and delete everything that is in the queue."""
+    """Receive and delete every message of the queue."""
     sqs = cloud.client("sqs")
     url = sqs.get_queue_url(QueueName=cloud.primary_queue)["QueueUrl"]
     drained: list[dict[str, Any]] = []
@@ -267,7 +267,7 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
     s3, spoilt = cloud.client("s3"), [item for item in sample_objects() if item.delivery is not StoredAs.WHOLE]
 
     def whole() -> list[str]:
-        """Keys of the spoilt samples that are stored whole."""
+        """Return the keys of the spoilt samples that are stored whole."""
         stored = {
             entry["Key"]: entry["Size"]
             for bucket in {item.bucket for item in spoilt}
@@ -291,7 +291,7 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
     assert len(whole()) == len(spoilt) == 2
     for item in spoilt:
         s3.delete_object(Bucket=item.bucket, Key=item.key)
-    # A folder that a demo ingested is served, too, and one that is gone is left out.
+    # A folder that a demo ingested is also served; a deleted one is left out.
     put(home / "more", [good(CHUNKS_BUCKET, "KTWX/1/20250402-220636-001-S", b"content")])
     for folder in (home / "more", home / "absent", home / "more"):
         serve_folder(home, folder)

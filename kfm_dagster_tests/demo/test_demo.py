@@ -1,4 +1,4 @@
-"""`kfm demo` over samples and over folders of objects, and what can be done with what it leaves."""
+"""`kfm demo` over samples and over folders of objects, and uses of its result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
 
 
 def counts_of(json_text: str) -> dict[str, tuple[int, ...]]:
-    """Units received, succeeded and quarantined, and duplicates, of the datasets of which something came."""
+    """Return received, succeeded, quarantined and duplicate units of each dataset with any."""
     names = ("received", "succeeded", "quarantined", "duplicates")
     datasets = json.loads(json_text)["datasets"]
     return {dataset: tuple(map(figures.get, names)) for dataset, figures in datasets.items() if any(figures.values())}
@@ -81,7 +81,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
         "python -c 'import kfm_dagster; print(kfm_dagster.__file__)' > package "
         "&& kfm demo --all-datasets --home home --json > out.json"
     )
-    # As the wheel is installed with the extra `demo`, and with no other.
+    # The wheel as installed with the extra `demo` alone.
     wheel = install_wheel(tmp_path / "wheel", "demo")
     done = shell(typed, tmp_path, seconds=HANG_SECONDS, variables=wheel)
     assert done.returncode == 0, done.stdout
@@ -94,7 +94,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
     assert set(samples | day) == set(ContractRegistry.load().contracts)
     assert (json.loads(out)["rejected"], json.loads(out)["unexpected"]) == (1, [])
     items = Counter(item["properties"]["kfm:dataset"] for item in traces.items(tmp_path / "home" / "catalog").values())
-    # A volume's chunks are one Item, and of a day's two analyses the final one stays.
+    # A volume's chunks become one Item, and the final analysis of a day replaces the other.
     assert items == {name: counts[1] for name, counts in (samples | day).items()} | {"nexrad-l2-chunks": 1, "ocean": 1}
     database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
     with database.engine.connect() as connection:
@@ -136,7 +136,7 @@ def test_an_object_that_ends_otherwise_than_expected_is_named(tmp_path: Path, mo
 
 def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def feed_demo(pipeline: Pipeline, *_: object, **__: object) -> Expected:
-        """What the deployment does with a message that comes, at once."""
+        """Handle a received message at once, as the deployment does later."""
         came = Delivery(
             message_id=str(uuid.uuid4()),
             queue="q",

@@ -1,4 +1,4 @@
-"""The demo's folder: one of another deployment is refused before anything is published."""
+"""The demo refuses the folder of another deployment before it publishes anything."""
 
 from __future__ import annotations
 
