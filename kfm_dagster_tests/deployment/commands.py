@@ -39,7 +39,7 @@ def parsed(command: Sequence[str]) -> dict[str, Any]:
 
 
 def loaded(variables: Mapping[str, str | None]) -> Settings:
-    """Return a container's settings. Raises ConfigurationError for a wrong value, AssertionError for an unknown one."""
+    """Return a container's settings; an unknown variable or a wrong value is an error."""
     ours = {name: value for name, value in variables.items() if name.startswith("KFM_")}
     assert {name.removeprefix("KFM_").lower() for name in ours} <= set(Settings.model_fields)
     with environment({name: value for name, value in ours.items() if value is not None}):

@@ -1,4 +1,4 @@
-"""deploy/compose, deploy/ecs and the image: named files exist, and ports are bound to this machine only."""
+"""Files of compose, ECS and image: named files exist, and ports are bound to loopback."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}")
 
 
 def read(path: Path) -> Any:
-    """Read a YAML file as docker-compose does with only GIVEN in its environment."""
+    """Read a YAML file as docker-compose does with only GIVEN in the environment."""
     text = path.read_text(encoding="utf-8")
     return yaml.safe_load(VARIABLE.sub(lambda reference: GIVEN.get(reference[1]) or reference[2], text))
 

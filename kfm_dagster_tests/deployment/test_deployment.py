@@ -1,4 +1,4 @@
-"""The supervisor of a deployment's processes, with small substitutes; and draining a deployment."""
+"""The supervisor of a deployment's processes, with small substitutes; and draining."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
 
 
 class Hands:
-    """A deployment that lists a backfill's day at each check, and ends the backfills after a pause."""
+    """A deployment that lists a backfill's days, and after five checks ends the backfills."""
 
     home = Path("home")
 

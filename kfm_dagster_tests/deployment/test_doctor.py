@@ -70,7 +70,7 @@ class Deployed:
             self.patch.setenv(name, value)
 
     def queue(self, name: str = "other", *, primary: bool = True, **attributes: str) -> None:
-        """Replace the queue by another with the same attributes except for `attributes` ("" removes one)."""
+        """Replace the queue by one with the same attributes except `attributes` ("" removes one)."""
         sqs = self.cloud.client("sqs")
         url = sqs.get_queue_url(QueueName=self.cloud.primary_queue)["QueueUrl"]
         sound = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
@@ -488,7 +488,7 @@ def test_a_planted_fault_is_the_only_finding_and_has_a_next_step(planted: str, d
 
 @pytest.mark.clause("BEY-18")
 def test_values_at_the_limits_have_no_finding(deployed: Deployed, call: Call) -> None:
-    """Test each check's limits exactly, or one step inside where equality is impossible."""
+    """Each value is exactly at its limit, or one step inside where equality is impossible."""
     # Retired topics need not be in the policy.
     topics, day = sorted(deployed.registry.live_topics(datetime.now(UTC).date())), 86_400
     assert {arn.rpartition(":")[2] for arn in deployed.registry.topics.keys() - set(topics)} >= {"NewGOES16Object"}
@@ -540,7 +540,7 @@ def test_denied_access_to_queue_and_store_is_reported_apart_from_unreachable_one
     assert by_check["catalog"]["observed"] == "the store refuses access"
     deployed.set(AWS_ENDPOINT_URL_SQS=GONE, AWS_ENDPOINT_URL_S3=GONE)
     _, reported = findings(call)
-    # Without an answer the kernel's clock state counts, which differs between machines.
+    # Without an answer, the result depends on the kernel's clock state, which differs between machines.
     by_check = {finding["check"]: finding for finding in reported if finding["check"] != "clock"}
     assert by_check.keys() == {"queue", "dead letters", "catalog"}
     assert "does not answer" in by_check["queue"]["what"]
@@ -634,7 +634,7 @@ def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str
     assert backup_findings() == [(WARNING, "archive_mode off, no standby, no KFM_BACKUP_URL")]
     deployed.backup(ago=timedelta(hours=35))
     assert backup_findings() == []
-    # A failing archive as PostgreSQL reports it; the search path puts this view before the real one.
+    # A view that reports a failing archive; the search path puts it before PostgreSQL's own.
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(

@@ -1,9 +1,8 @@
-"""deploy/helm: values against the chart, objects against Kubernetes, instance and Job against Dagster.
+"""deploy/helm: values, Kubernetes objects, Dagster's instance and the Job are valid.
 
-The chart and its values.schema.json are not in this repository: `helm_values.yaml` beside this file lists, for
-the keys that we use, the types in the schema. One test validates our file against the schemas of a chart, if
-KFM_DAGSTER_CHART names the folder of an unpacked one. The rendered templates are not tested here;
-`helm install --dry-run` does that, on a machine with Helm.
+The chart and its values.schema.json are not in this repository: `helm_values.yaml` beside this file lists the keys
+that we use with their types. If KFM_DAGSTER_CHART names the folder of an unpacked chart, one test validates our file
+against its schemas. `helm install --dry-run` tests the rendered templates, on a machine with Helm.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def test_every_value_is_valid_for_the_chart() -> None:
 
 
 def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a chart's values merged with ours, as Helm validates them: the schema requires keys that we omit."""
+    """Return the chart's values overlaid with ours: its schema requires keys that we omit."""
     values = {**chart, **ours}
     for key in chart.keys() & ours.keys():
         if isinstance(chart[key], Mapping) and isinstance(ours[key], Mapping):
@@ -103,7 +102,7 @@ def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any
 
 
 def local(schema: Any) -> Any:
-    """Return a schema without external references to Kubernetes' definitions, which `kubernetes_object` checks."""
+    """Return a schema without Kubernetes' definitions, which `kubernetes_object` checks."""
     if isinstance(schema, list):
         return [local(member) for member in schema]
     if not isinstance(schema, dict):
@@ -112,7 +111,7 @@ def local(schema: Any) -> Any:
 
 
 def refused(chart: Path, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return path and message of each schema error of our values, for the chart and the enabled subchart."""
+    """Return path and message of our values' schema errors, in the chart and its subchart."""
     name = "dagster-user-deployments"
     schema, values = schema_and_values(chart, ours)
     # Helm passes a subchart the values under its name, and `global`.
@@ -153,7 +152,7 @@ def test_every_object_is_valid_for_kubernetes() -> None:
 
 
 def instance() -> dict[str, Any]:
-    """Return the dagster.yaml of the chart's template (configmap-instance.yaml), without Dagster's storage."""
+    """Return the dagster.yaml of the chart's configmap-instance.yaml, without the storage."""
     values = deepcopy(VALUES)
     daemon, run = values["dagsterDaemon"], values["runLauncher"]["config"]["k8sRunLauncher"]
     queued = daemon["runCoordinator"]["config"]["queuedRunCoordinator"]

@@ -1,4 +1,4 @@
-"""`kfm queue create` creates once, reports drift and repairs on request; Terraform and IAM policy agree."""
+"""`kfm queue create` creates once, reports and repairs drift; Terraform and IAM agree."""
 
 from __future__ import annotations
 
