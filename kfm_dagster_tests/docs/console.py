@@ -67,7 +67,7 @@ def transcript(listed: Sequence[Command], output: str) -> str:
 
 
 def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a shell's environment: this process's variables without settings, and the given variables."""
+    """Return a shell's variables: this process's without settings, and `variables`."""
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
     }
@@ -89,7 +89,7 @@ def session(
     stdin: int = subprocess.DEVNULL,
     end: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command as the head of a session, which is ended with its background jobs after the block."""
+    """Run a command as head of a session, and end the session's processes after the block."""
     # A file, because a background job would keep a pipe open after the command has ended.
     with (
         log.open("wb") as output,

@@ -1,7 +1,7 @@
-"""`kfm` and `python` for the documents' commands, as forks of a process that has imported everything.
+"""`kfm` and `python` for the documents' commands: forks of a process with all imports.
 
-Imports take two of a command's three CPU seconds. `serve` forks; the shell starts a small client that sends its
-arguments, folder, environment and streams, forwards signals, and exits with the command's code.
+Imports take two of a command's three CPU seconds. The shell starts a small client that sends its arguments, folder,
+environment and streams to `serve`, which forks. The client forwards signals and exits with the command's code.
 """
 
 from __future__ import annotations

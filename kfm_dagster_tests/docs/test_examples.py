@@ -1,4 +1,4 @@
-"""The examples and their guides: the node of atmo_window, run-state, and the guide to governance."""
+"""The examples and their guides: atmo_window's node, run-state, governance."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_moving_a_sensitive_station_within_its_mask_changes_nothing(
     for name, latitude, longitude, _ in sensitive:
         for secret in (name, latitude, longitude, latitude[:6], SALT):
             assert secret.encode() not in everything
-    # A station moved to another cell changes the content.
+    # The content changes if a station moves to another cell.
     stations.write_text(stations.read_text().replace(",38.7", ",38.2"))
     assert workspace.run(NOON, run_id=RUNS[2]).status is IntentStatus.APPLIED
 

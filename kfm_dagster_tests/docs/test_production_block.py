@@ -1,4 +1,4 @@
-"""The production block of docs/deploy.md, run on empty PostgreSQL, S3 and SQS until an Item exists."""
+"""The production block of docs/deploy.md, run on empty services until an Item exists."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def ingested_by_steps(cloud: EmbeddedCloud) -> list[str]:
 
 @contextmanager
 def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[EmbeddedCloud, dict[str, str]]]:
-    """Provide empty PostgreSQL, S3 and SQS, and the variables of AWS and libpq that lead to them."""
+    """Provide empty PostgreSQL, S3 and SQS, and the AWS and libpq variables that lead there."""
     with ExitStack() as stack:
         cloud = stack.enter_context(EmbeddedCloud())
         cloud.provision(contracts)

@@ -1,4 +1,4 @@
-"""The documentation's site: complete, without content of other hosts, and with the code's reference."""
+"""The documentation's site is complete, has the code's reference, and uses no other host."""
 
 from __future__ import annotations
 

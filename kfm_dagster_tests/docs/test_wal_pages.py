@@ -88,7 +88,7 @@ def at(document: Any, path: str) -> Any:
 
 @pytest.mark.clause("WAL-14")
 def test_each_field_has_its_documented_source_and_places(tmp_path: Path) -> None:
-    """The object comes late: the unit fails and is released by a replay, so that every field has a value."""
+    """The unit fails as its object is late, and a replay succeeds: every field has a value."""
     objects = tmp_path / "objects"
     objects.mkdir()
     pipeline = open_pipeline(tmp_path / "home", objects)

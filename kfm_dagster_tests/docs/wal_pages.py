@@ -1,4 +1,4 @@
-"""The generated parts of docs/wal: `python -m kfm_dagster_tests.docs.wal_pages` writes them from the code."""
+"""Write the generated parts of docs/wal: `python -m kfm_dagster_tests.docs.wal_pages`."""
 
 from __future__ import annotations
 
