@@ -1,4 +1,4 @@
-"""Documents that people write: what is wrong first, where it is, and what was expected."""
+"""Documents that people write: the first error, its place, and the expected value."""
 
 from __future__ import annotations
 
