@@ -1,4 +1,4 @@
-"""What all pictures share: arrows from border to border, scales, paths."""
+"""Parts of all pictures: arrows from border to border, scales, paths."""
 
 from __future__ import annotations
 
