@@ -25,7 +25,7 @@ NOTE = '“caught” \u2028 🌪 \\ "quoted"'
 
 
 def transitions() -> list[StageTransition]:
-    """Return four runs of six stages; in the last run stac_register is rolled back, and settle does not begin."""
+    """Return four runs of six stages; in the last one, stac_register is rolled back."""
     recorded: list[StageTransition] = []
     for run, run_id in enumerate(RUNS):
         for position, operator in enumerate(OPERATORS):
@@ -48,7 +48,7 @@ def transitions() -> list[StageTransition]:
 
 
 def attempts() -> list[Attempt]:
-    """Return three retries of stac_register, the last unfinished, and a replay of metadata_extract."""
+    """Return three retries of stac_register (one unfinished) and a replay of metadata_extract."""
     at, replayed = BEGAN + timedelta(hours=3, minutes=6), BEGAN + timedelta(hours=2, minutes=30)
     begun = {number: at + timedelta(seconds=4**number) for number in (1, 2, 3)}
     retry = {"stage": "nexrad-l2.stac_register", "kind": AuditKind.RETRY}

@@ -1,4 +1,4 @@
-"""The data of the exports: real runs of the chain, and another team's node with awkward names."""
+"""Data of the exports: real runs of the chain, and another team's node with awkward names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run_twice(folder: Path, database_url: str) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with home, objects and SQLite database of both runs, for the tests to copy."""
+    """Create a folder with home, objects and database of both runs, for the tests to copy."""
     folder = tmp_path_factory.mktemp("two-runs")
     _run_twice(folder, migrated_sqlite(folder / "kfm.db")).close()
     return folder
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(recorded: Path, tmp_path: Path, database_url: str) -> Iterator[Pipeline]:
-    """Open a pipeline after two runs of a day, the second without new objects, on SQLite and PostgreSQL."""
+    """Open a pipeline after two runs of a day, the second without new objects."""
     if database_url.startswith("sqlite"):
         opened = chain.open_copy(recorded, tmp_path, url=database_url, seconds=7200)
     else:

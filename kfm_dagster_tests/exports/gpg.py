@@ -17,7 +17,7 @@ Gpg = Callable[..., subprocess.CompletedProcess[str]]
 
 @contextmanager
 def own_gpg() -> Iterator[Gpg]:
-    """Yield a function that runs gpg, and end its agent after the block; skip the test without gpg."""
+    """Yield a function that runs gpg, whose agent ends with the block; skip without gpg."""
     if shutil.which("gpg") is None:
         if os.environ.get("KFM_REQUIRE_GPG") == "1":
             pytest.fail("KFM_REQUIRE_GPG=1, and no gpg is on the PATH")

@@ -1,4 +1,4 @@
-"""The status of a deployment: each item that needs attention is listed while its condition lasts."""
+"""A deployment's status lists each item that needs attention while its condition lasts."""
 
 from __future__ import annotations
 

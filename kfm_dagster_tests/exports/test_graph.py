@@ -48,7 +48,7 @@ def exported(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None
 
 
 def from_csv(folder: Path) -> Graph:
-    """Load the bulk files as neo4j-admin does: a repeated id, or an edge without its ends, is an error."""
+    """Load the bulk files as strictly as neo4j-admin: unique ids, no edge without its ends."""
     loaded, keys = Graph(), {}
     names = {label: properties[0] for label, properties in LABELS.items()}
     with (folder / "nodes.csv").open(newline="", encoding="utf-8") as file:
@@ -235,7 +235,7 @@ def item_of(item: chain.StoredObject) -> str:
 
 
 def announced_later(pipeline: Pipeline, root: Path, items: list[chain.StoredObject]) -> None:
-    """Announce the items a minute from now, later than the listed files, which the test has just written."""
+    """Announce the items with event times a minute ahead: later than the listed files."""
     chain.put(root, items)
     events = [item.event(event_time=datetime.now(UTC) + timedelta(minutes=1)) for item in items]
     chain.take(pipeline, chain.announce(events, registry=pipeline.registry))
@@ -320,7 +320,7 @@ MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})
 WHERE item.state = 'current'
 RETURN item.collection, item.stac_item_id ORDER BY item.collection, item.stac_item_id
 """
-"""The query of docs/explain-and-export.md: which Items came from this object?"""
+"""The query of docs/explain-and-export.md for the Items that came from an object."""
 
 
 class Engine:
@@ -330,7 +330,7 @@ class Engine:
         self._connection = connection
 
     def load(self, folder: Path, statements: str | None = None) -> None:
-        """Run the export's schema, and its statements or the given ones."""
+        """Run the export's schema, and `statements` instead of the export's own."""
         self._connection.execute((folder / "schema.cypher").read_text(encoding="utf-8"))
         self._connection.execute(statements or (folder / "graph.cypher").read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""The metrics, and the files for Prometheus and Grafana, checked by promtool and a real Prometheus."""
+"""The metrics and the files for Prometheus and Grafana, checked by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SEVERITIES = {
     "NODD-ENERGY-PER-UNIT-WARN": "info",
     "NODD-LINEAGE-AGE-WARN": "warning",
 }
-"""Severities of the alerts: the specification's ids, which are fixed, and our own."""
+"""Severities of alerts: those with the specification's ids, and our own."""
 OWN_ALERTS = {"NODD-LINEAGE-AGE-WARN"}
 NAME = re.compile(r"\b(?:nodd_sns_\w+|kfm_run_state_\w+|nodd:[\w:]+)")
 VARIABLES = {
@@ -91,7 +91,7 @@ NO_CLOUD = {
 
 
 def binary(name: str) -> str:
-    """Return the path of a program of Debian's package `prometheus`, or skip the test without it."""
+    """Return the path of a program of Debian's package `prometheus`; skip without it."""
     path = shutil.which(name)
     if path is None:
         if os.environ.get("KFM_REQUIRE_PROMETHEUS") == "1":
@@ -319,7 +319,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def listed(text: str) -> dict[str, frozenset[str]]:
-    """Return a text's metrics, written `name{label,label}`, by Prometheus's names with their labels."""
+    """Return a text's metrics (`name{label,label}`) by Prometheus's names, with their labels."""
     metrics = re.findall(r"`((?:nodd_sns|kfm_run_state)\.[a-z0-9_]+)(?:\{([a-z_,]*)\})?`", text)
     return {name.replace(".", "_"): frozenset(filter(None, labels.split(","))) for name, labels in metrics}
 
@@ -472,7 +472,7 @@ def test_counters_are_compacted_and_a_rolled_back_increment_is_not_counted(pipel
 def test_the_queue_age_is_that_of_unfinished_live_units(pipeline: Pipeline) -> None:
     labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
-    # An event by a clock that is ahead of ours.
+    # The event's clock is ahead of ours.
     ledger = pipeline.ledger
     own_tx(ledger).ensure([envelope(0, event_time=chain.START + timedelta(hours=1))])
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0

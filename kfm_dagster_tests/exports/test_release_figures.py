@@ -1,4 +1,4 @@
-"""The bundle's figures: they show every recorded transition and attempt, with correct counts."""
+"""The bundle's figures show every recorded transition and attempt, with correct counts."""
 
 from __future__ import annotations
 
