@@ -1,4 +1,4 @@
-"""Followers of other packages get the catalog's changes; a failing one does not affect the others."""
+"""Followers of other packages get the catalog's changes even if one of them fails."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LoadSources = Callable[..., tuple[FollowerSources, list[Any]]]
 def installed(
     folder: Path, patch: pytest.MonkeyPatch, name: str, text: str | None = None, kind: str = "Broken"
 ) -> None:
-    """Install a one-module package with a follower's entry point; without text the module is missing."""
+    """Install a package of one module with a follower's entry point; no module without `text`."""
     place = folder / f"installed-{name}"
     metadata = place / f"{name}-1.dist-info"
     metadata.mkdir(parents=True)

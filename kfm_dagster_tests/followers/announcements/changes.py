@@ -1,4 +1,4 @@
-"""Item changes as a follower receives them, and an in-memory receiver with configurable answers."""
+"""Item changes for followers, and an in-memory receiver with configurable answers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def subscribe(
     budget_seconds: float = BUDGET_SECONDS,
     **more: Any,
 ) -> Subscribed:
-    """Return an announcer of the plan's first subscription; `more` changes fields of the subscription."""
+    """Return an announcer of the plan's first subscription, changed by `more`."""
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
     box, clock = inbox or Inbox(), Clock()

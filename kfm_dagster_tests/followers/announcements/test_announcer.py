@@ -1,4 +1,4 @@
-"""Events of a subscription: each change once and with one id, and withdrawals past all filters."""
+"""Events of a subscription: each change once, with one id; withdrawals pass every filter."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ class Story:
         self.log.append(change(len(self.log) + 1, item, kind=kind))
 
     def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
-        """Follow the next changes without those replaced by later ones, as `catalog/following.py` does."""
+        """Follow the next changes that no later one replaces, as `catalog/following.py` does."""
         self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
         following, last = self.log[self.cursor :][:window], self.last
         try:
@@ -377,7 +377,7 @@ class Story:
             self.cursor += len(following)
 
     def heard(self) -> dict[str, dict[str, Any]]:
-        """Return each Item's last event for a receiver that drops repeated ids and orders by sequence.
+        """Return each Item's event with the highest sequence, as an ordering receiver would.
 
         Check that equal ids mean equal events, and that each change has one id.
         """

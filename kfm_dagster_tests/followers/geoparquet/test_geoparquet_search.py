@@ -246,7 +246,7 @@ def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: floa
 
 
 def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
-    """Publish Items as the follower does, `at_once` at a time, below a root that links their Collections."""
+    """Publish a root that links the Items' Collections, and the Items, `at_once` at a time."""
     collections = sorted({item["collection"] for item in items})
     links = [{"rel": "child", "href": f"./{name}/collection.json"} for name in collections]
     publisher_of_files.publish(publisher, [{"catalog.json": orjson.dumps({"links": links})}])

@@ -1,4 +1,4 @@
-"""The API's database: installed by one role, filled by another with fewer rights, and read back equal."""
+"""The API's database: installed by one role, filled by another, and read back equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower `stac-api`: the API equals the catalog after crashes and stalls, each change applied once."""
+"""The follower `stac-api`: the API equals the catalog after crashes and stalls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPERATIONS = operations(
 
 
 class Recording:
-    """The follower with a configurable outcome; it records its calls, to repeat them as a stalled caller would."""
+    """The follower with a configurable outcome; its recorded calls can be repeated."""
 
     name = PgstacFollower.name
     after: Sequence[str] = ()

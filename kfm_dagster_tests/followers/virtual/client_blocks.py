@@ -1,4 +1,4 @@
-"""Run code blocks that end with a scan in `image`; another Python runs this file as a script."""
+"""Run code blocks that end with a scan in `image`, here or as a script of another Python."""
 
 from __future__ import annotations
 

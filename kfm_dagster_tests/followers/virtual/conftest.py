@@ -86,7 +86,7 @@ def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
 
 @pytest.fixture
 def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open a store by the page's first code block: an xarray Dataset by name, day and collection."""
+    """Open the store of a name, day and collection by the page's first code block."""
     code = re.findall(r"(?s)```python\n(.*?)```", PAGE)[0]
     extent = Extent(start="2025-01-01T00:00:00Z", end="2025-12-31T00:00:00Z", bbox=None)
     places = Places(virtual=bucket_place)

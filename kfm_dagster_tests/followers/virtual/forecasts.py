@@ -1,4 +1,4 @@
-"""Forecasts with values: HRRR objects on a small grid, packed by ecCodes, with real keys and an index.
+"""HRRR forecasts with values: small grids packed by ecCodes, real keys, and an index.
 
 Belongs here: objects, and ecCodes' reading of messages. Does not belong here: the demo's samples, whose fields are
 constant.
@@ -92,7 +92,7 @@ def handle_of(message_: bytes) -> Iterator[int]:
 
 
 def in_groups(message_: bytes, *, width_bits: int = 8, length_bits: int = 8, missing: int = 0) -> bytes:
-    """Return the message in two groups of template 5.3 of 4 bits each, with the given widths of fields.
+    """Return the message packed in two groups of 4-bit values (template 5.3).
 
     With `missing` (code table 5.5) the first group's first value is missing.
     """
@@ -133,7 +133,7 @@ def messages_of(content: bytes) -> list[bytes]:
 
 
 def forecast(lead: int, *, humid: bool = True, fog: bool = False) -> tuple[str, bytes, str]:
-    """Return key, content and index of a run's file: temperature, sums, humidity, visibility with gaps."""
+    """Return key, content and index of a run's file with two to five fields."""
     fields = [field_of("TMP", "2 m above ground", at_hour(lead), values_of([lead, 1]))]
     if humid:
         fields.append(field_of("RH", "2 m above ground", at_hour(lead), values_of([lead, 2]), packing=SIMPLE))

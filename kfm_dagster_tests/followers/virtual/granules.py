@@ -1,4 +1,4 @@
-"""Granules with pixels: small NetCDF-4 objects like the ABI's, with real keys, and changes of their Items.
+"""Granules with pixels: small NetCDF-4 objects like the ABI's, and changes of their Items.
 
 Belongs here: objects, Items with the fields that a follower needs, and the values by an independent reader.
 Does not belong here: the demo's samples, which have only headers.
@@ -150,7 +150,7 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
 
 
 def stored_values(content: bytes) -> dict[str, Any]:
-    """Return all variables of an object by netCDF4, undecoded; unsigned where the file declares it."""
+    """Return an object's stored values by netCDF4, unsigned where the file declares it."""
     with netCDF4.Dataset("given", memory=content) as file:
         file.set_auto_maskandscale(False)
         values = {name: np.asarray(variable[:]) for name, variable in file.variables.items()}

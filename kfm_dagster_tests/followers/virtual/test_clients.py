@@ -1,4 +1,4 @@
-"""Clients of `docs/virtual-zarr.md` read the same values as netCDF4, only from the indexed object version.
+"""Clients of `docs/virtual-zarr.md` read netCDF4's values, of the indexed version only.
 
 The page's blocks run unchanged, here and in the newest Python of the machine: KFM_CLIENTS_PYTHON, or
 `.venv-clients/bin/python` of `make clients`. Another Python runs them all in one process.

@@ -1,4 +1,4 @@
-"""Objects as cube steps: chunk locations by libhdf5, values by ecCodes, and refusal of unreadable objects."""
+"""Cube steps of objects, compared with libhdf5 and ecCodes, and refused objects."""
 
 from __future__ import annotations
 

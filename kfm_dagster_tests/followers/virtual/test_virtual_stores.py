@@ -1,4 +1,4 @@
-"""Virtual stores depend only on the catalog's current Items, not on the order of changes or on crashes."""
+"""Virtual stores depend on the catalog's current Items only, not on order or crashes."""
 
 from __future__ import annotations
 
