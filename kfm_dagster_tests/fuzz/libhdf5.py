@@ -1,4 +1,4 @@
-"""Record a reader's questions to an HDF5 file, and compare its answers with libhdf5's in another process.
+"""Compare a reader's answers about an HDF5 file with libhdf5's, in another process.
 
 libhdf5 trusts its input (docs/adr/003), so a mutated file may crash it, make it hang or exhaust the memory.
 """
@@ -113,7 +113,7 @@ class Libhdf5(ExitStack):
 
 
 def _answer(pipe: Connection) -> None:
-    """Answer questions until the pipe closes; the limits of CPU time and memory end this process."""
+    """Answer questions until the pipe closes or a limit of CPU time or memory is reached."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(EOFError):
@@ -153,7 +153,7 @@ def differences(content: bytes, questions: list[Question]) -> list[str]:
 
 
 def _pyfive_differences(content: bytes, questions: list[Question]) -> list[str]:
-    """Return the questions that pyfive answers differently; its refusals are ignored, because it reads less."""
+    """Return the differences from pyfive's answers; questions that it refuses have none."""
     try:
         file = pyfive.File(io.BytesIO(content))
     except Exception:
@@ -273,7 +273,7 @@ def _listed(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """Return a single text, also that of an array of one; an empty text for a null dataspace; None for other values."""
+    """Return the text of a scalar or an array of one, empty if null; None for other values."""
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "SO":
         value = value.item()
     if isinstance(value, h5py.Empty | pyfive.h5py.Empty):

@@ -1,4 +1,4 @@
-"""Mutate an object from a seed: bits, words, slices and lengths, within its compression if it is compressed.
+"""Mutate an object from a seed: bits, words, slices, lengths, also below its compression.
 
 Checksums of HDF5 structures are renewed. An input is a function of subject, seed and number, so it can be run again
 alone.
@@ -116,7 +116,7 @@ def _set(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
 
 
 def _word(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    """Overwrite a word, in either byte order, by 0, 1, a maximum, an offset or length of the content, or at random."""
+    """Overwrite a word, in either byte order, by an edge value or a random number."""
     at, width = _place(rng, len(data), near), rng.choice((1, 2, 4, 8))
     if at + width > len(data):
         return
@@ -271,7 +271,7 @@ class Seal(NamedTuple):
 
 @cache
 def seals(specimen: Specimen) -> tuple[Seal, ...]:
-    """Return the checksummed structures that the reader reads; none for other formats and old HDF5 versions."""
+    """Return the checksummed HDF5 structures that the reader reads; old versions have none."""
     content = specimen.content
     structures: list[Seal] = []
     if not content.startswith(b"\x89HDF"):
@@ -299,7 +299,7 @@ def seals(specimen: Specimen) -> tuple[Seal, ...]:
 
 
 def renewed(specimen: Specimen, mutated: bytes) -> bytes:
-    """Return the mutated bytes with renewed checksums of changed structures that are at their old offsets."""
+    """Return the mutated bytes with renewed checksums of structures that changed in place."""
     data = bytearray(mutated)
     for start, length, at in seals(specimen):
         piece = data[start : start + length]

@@ -1,4 +1,4 @@
-"""The objects to mutate: small samples of every reader's formats, and real objects if the data folder exists."""
+"""The objects to mutate: small samples of every format, and real objects if present."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def _indexed(specimen: Specimen) -> Specimen:
 
 
 def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_options: Any) -> bytes:
-    """Return the same headers in another version of the format, without pixels; `scales` adds dimension scales."""
+    """Return an HDF5 file's headers, without pixels, in another version of the format."""
     buffer = io.BytesIO()
     with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", libver=libver) as target:
         target.attrs.update(source.attrs)

@@ -1,4 +1,4 @@
-"""Read one input as the chain does, and report a reader that crashes, exceeds its bounds or gives no valid Item."""
+"""Read an input as the chain does; report crashes, exceeded bounds and invalid Items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU_SECONDS = 20.0
 
 
 class OutOfBoundsError(BaseException):
-    """The reader exceeded its bounds; a BaseException, so that no `except Exception` of a reader hides it."""
+    """The reader exceeded its bounds; no `except Exception` of a reader hides this error."""
 
 
 class OutOfTimeError(BaseException):
@@ -78,7 +78,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A reader's outcome and its counted source; `cube` is the outcome of the chunk index, if it was read."""
+    """A reader's outcome, its counted source, and the outcome of a chunk index that was read."""
 
     outcome: HeaderMetadata | ReadError
     source: Source
@@ -92,7 +92,7 @@ class Reading:
 def examine(
     subject: Subject, drawn: Input, *, measured: bool = False, questions: list[Question] | None = None
 ) -> Trial:
-    """Read an input twice, and create its Item. `measured`: memory is traced, which takes longer.
+    """Read an input twice and create its Item; `measured` traces memory and takes longer.
 
     `questions` is the list being recorded; the questions to a refused chunk index are removed from it.
     """
@@ -207,7 +207,7 @@ class _NoSource:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise OutOfTimeError after CPU_SECONDS of processor time, which does not depend on the machine's load."""
+    """Raise OutOfTimeError after CPU_SECONDS of processor time."""
 
     def stop(*_: Any) -> None:
         raise OutOfTimeError(f"more than {CPU_SECONDS} s of computing")
