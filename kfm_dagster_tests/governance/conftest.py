@@ -1,4 +1,4 @@
-"""Fixtures of the governance tests: the command line over a ledger, once on SQLite and once on PostgreSQL."""
+"""Fixtures of the governance tests: the command line over a ledger on each database."""
 
 from __future__ import annotations
 

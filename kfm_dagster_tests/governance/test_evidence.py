@@ -1,4 +1,4 @@
-"""Each quarantined unit has a case with evidence, stored once, complete, and without restricted content."""
+"""Each quarantined unit has a case with complete evidence, without restricted content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MUST_NOT_BE_CALLED, DYING = Mock(side_effect=AssertionError), Mock(side_effect=c
 
 
 def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """Return the evidence of every open case by object. Raises an error for a case without evidence."""
+    """Return the evidence of every open case by object; each case must have evidence."""
     return {case.object_uri: bundle_of(pipeline, case) for case in cases_of(pipeline).find(CaseState.OPEN)}
 
 

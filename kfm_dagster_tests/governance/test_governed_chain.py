@@ -65,7 +65,7 @@ def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
 
 @pytest.fixture
 def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
-    """Return a function that opens the deployment under a governance section; each call is another process."""
+    """Return a function that opens the deployment under a governance section, as a new process."""
     with ExitStack() as stack:
 
         def open_deployment(**declared: Any) -> Pipeline:
@@ -157,7 +157,7 @@ def test_an_embargoed_unit_is_quarantined_again_until_the_embargo_ends(opened: O
 
 @pytest.mark.clause("SEC-03")
 def test_every_attempt_of_a_run_decides_by_the_time_of_its_claim(opened: Open) -> None:
-    """An embargo that ends between a run's death and its re-execution does not give one run two outcomes."""
+    """An embargo that ends between a run's death and re-execution does not change its outcome."""
     pipeline = opened(embargo={"until": chain.START + timedelta(minutes=1)})
     chain.deliver_each(pipeline, chain.volumes(1)[0])
     dies_at = chain.Failpoint(operator=MetadataExtract.operator, point="computed")
@@ -246,7 +246,7 @@ def positions_of(item: chain.StoredObject, folder: Path) -> set[str]:
 
 
 def stored_positions(exact: set[str], pipeline: Pipeline, batches: list[str]) -> list[str]:
-    """Return the positions found in the deployment's files, rows, or batches of its compressed artifacts."""
+    """Return the positions that occur in the deployment's files, its rows, or the batches."""
     home = Path(pipeline.settings.home)
     texts = [path.read_text(encoding="utf-8") for path in home.rglob("*.*json*") if path.suffix != ".gz"]
     texts += [row for rows in every_row(pipeline.database).values() for row in rows] + batches

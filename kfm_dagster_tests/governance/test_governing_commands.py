@@ -1,4 +1,4 @@
-"""Governing commands: each decision is executed completely and logged, or refused in one line without changes."""
+"""Governing commands: each is executed and logged, or refused in one line without changes."""
 
 from __future__ import annotations
 

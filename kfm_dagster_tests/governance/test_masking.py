@@ -1,4 +1,4 @@
-"""Masking: shown places keep their bounds, and no hash or shown value depends on a site's exact place."""
+"""Masking: shown places keep their bounds; no hash or shown value reveals an exact place."""
 
 from __future__ import annotations
 

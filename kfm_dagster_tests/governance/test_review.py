@@ -1,4 +1,4 @@
-"""In prod an override needs a second person's approval, which the database enforces (WSM-21)."""
+"""In prod the database enforces a second person's approval of overrides (WSM-21)."""
 
 from __future__ import annotations
 
