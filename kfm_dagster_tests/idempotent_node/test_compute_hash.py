@@ -1,4 +1,4 @@
-"""The content hash: the published algorithm computed independently, and the changes that affect it."""
+"""The content hash against the published algorithm, and the changes that affect it."""
 
 from __future__ import annotations
 

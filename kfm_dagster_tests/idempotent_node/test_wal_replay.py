@@ -1,4 +1,4 @@
-"""Replay: a crash after any statement or file operation and a replay give a clean run's result."""
+"""Replay after a crash at any statement or file operation gives a clean run's result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_RUN = "1" + RUN[1:]
 
 
 def story(database: Database, node: CountLines) -> Any:
-    """Return a node's intents, checkpoint, outputs and files as text, with its name and hashes replaced."""
+    """Return a node's intents, checkpoint, outputs and files as text to compare."""
     nodes = open_nodes(database)
     intents = [intent for intent in nodes.intents.of_run(RUN) if intent.node == node.name]
     rows = [
