@@ -1,4 +1,4 @@
-"""The largest messages that SQS delivers, and one tick over some of them, measured in a separate process.
+"""The largest messages that SQS delivers; one tick over some, measured in its own process.
 
     python -m kfm_dagster_tests.ingest.heaviest KIND HOME MESSAGES [DSN]
 
@@ -71,7 +71,7 @@ def heaviest(kind: str, messages: int) -> Iterator[SqsMessage]:
 
 
 def peak_mib() -> int:
-    """Return the peak of this process's resident memory; getrusage would include the forking process's."""
+    """Return this process's peak of resident memory; getrusage would include its parent's."""
     [kilobytes] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     return int(kilobytes) // 1024
 

@@ -1,4 +1,4 @@
-"""Mail: seeded batches of messages as a queue may deliver them, with valid, broken and hostile ones.
+"""Mail: seeded batches of valid, broken and hostile messages, as a queue may deliver them.
 
     python -m kfm_dagster_tests.ingest.mail --messages N --database sqlite|postgresql [--seed N]
 
@@ -181,7 +181,7 @@ def topic_of(pipeline: Pipeline) -> str:
 
 
 def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
-    """Take one batch in; return its number of messages. Raises AssertionError for an unaccounted message or unit."""
+    """Take one batch in, assert that nothing is lost, and return its number of messages."""
     earlier = mail.good.copy()
     batch = mail.batch()
     report = record(pipeline, batch, ALL_ON)
@@ -205,7 +205,7 @@ def check_balance(pipeline: Pipeline, mail: Mail) -> None:
 
 
 def take_in_mail(pipeline: Pipeline, *, messages: int, seed: int, say: Callable[[int], None] = lambda _: None) -> int:
-    """Take in and check batches of `messages` messages; return their number. Seed and batch reproduce a failure."""
+    """Take in and check batches until `messages` messages are taken; return their number."""
     mail = Mail(rng=random.Random(seed), topic=topic_of(pipeline))
     taken = batches = 0
     while taken < messages:

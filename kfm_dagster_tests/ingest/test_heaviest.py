@@ -1,4 +1,4 @@
-"""A tick over the largest messages of SQS ends, accounts for all, and stays within its memory limit."""
+"""A tick over SQS's largest messages accounts for all within its memory limit."""
 
 from __future__ import annotations
 

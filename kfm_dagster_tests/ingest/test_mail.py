@@ -1,4 +1,4 @@
-"""After any batch, every message is accounted for and every good unit pending, on both databases."""
+"""Any batch leaves every message accounted for and every good unit pending."""
 
 from __future__ import annotations
 

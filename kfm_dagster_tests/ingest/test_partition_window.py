@@ -265,7 +265,7 @@ def test_runs_are_planned_for_pending_units() -> None:
 
 
 def test_a_run_key_is_the_same_in_every_release() -> None:
-    """Dagster keeps run keys permanently: a release with other keys would start finished runs again."""
+    """Dagster keeps run keys permanently; other keys would start finished runs again."""
     [run] = plan({("goes-abi", DAY): 1})
     assert run.run_key == "a6b6647be105c5ebd33e440524012d6789a475769737e3dd7671ea850597e5bd"
 

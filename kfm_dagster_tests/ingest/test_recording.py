@@ -42,7 +42,7 @@ BAD = "KBAD"
 
 @pytest.fixture
 def refuse(pipeline: Pipeline) -> Callable[[str, str], None]:
-    """Return a function that makes the database refuse rows for which a condition over NEW holds."""
+    """Return a function that makes a table refuse rows for which a condition over NEW holds."""
     return lambda table, condition: refuse_rows(pipeline.database, table, condition)
 
 

@@ -1,4 +1,4 @@
-"""Threads over a batch: results in order, at most the configured number at once, an error ends the batch."""
+"""Threads over a batch keep its order and their number, and end at the first error."""
 
 from __future__ import annotations
 
