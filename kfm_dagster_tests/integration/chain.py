@@ -1,4 +1,4 @@
-"""The chain without Dagster: pipelines over a folder of objects, NOAA's notifications, runs that can die.
+"""The chain without Dagster: pipelines over a folder, notifications, runs that can die.
 
 Belongs here: helpers of several integration tests. Does not belong here: reading a run's results (`traces.py`).
 """
@@ -112,7 +112,7 @@ def put(root: Path, objects: Iterable[StoredObject]) -> None:
 def open_pipeline(
     home: Path, objects: Path | None, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
 ) -> Pipeline:
-    """Open a pipeline over a folder of objects or the store, with a fixed clock and a recording queue."""
+    """Open a pipeline over a folder or the store, with a fixed clock and a recording queue."""
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
     if not url:
@@ -130,7 +130,7 @@ def open_pipeline(
 
 
 def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipeline:
-    """Open a pipeline over a copy of home, objects and SQLite database, with its clock `seconds` later."""
+    """Open a pipeline over a copy of a recorded folder, with its clock `seconds` later."""
     shutil.copytree(recorded, folder, dirs_exist_ok=True)
     opened = open_pipeline(folder / "home", folder / "objects", url=url)
     opened.clock.forward(seconds)
@@ -216,7 +216,7 @@ class CrashError(BaseException):
 
 @dataclass(frozen=True, kw_only=True)
 class Failpoint:
-    """The point at which a run dies: a node, and after its work, inside its transaction, or after its commit."""
+    """The death of a run at a point of an operator: computed, committing or committed."""
 
     operator: str
     point: str
@@ -268,7 +268,7 @@ def run_chain(
 
 
 def run_pending(pipeline: Pipeline, run_id: str, **options: Any) -> StageBatch:
-    """Run the chain over the pending units of DATASET and DAY; the options are those of `run_chain`."""
+    """Run the chain over the pending units of DATASET and DAY, with `run_chain`'s options."""
     return run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER, **options)
 
 
@@ -304,7 +304,7 @@ def steps(
 
 
 def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
-    """Admit due retries, run pending units and collect evidence, as the ledger's sensor does, until all is done."""
+    """Retry, run pending units and collect evidence, as the ledger's sensor does, until done."""
     for number in range(rounds):
         clock = pipeline.clock
         clock.forward(3600)

@@ -1,4 +1,4 @@
-"""The feed of NEXRAD chunks over a folder of objects: chunks and archive volumes arrive, and runs ingest them.
+"""NEXRAD chunks and archive volumes that arrive in a folder, and runs that ingest them.
 
 Belongs here: helpers of chunk tests. Does not belong here: the chain (`chain.py`), a run's results (`traces.py`).
 """
@@ -51,7 +51,7 @@ def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str)
 
 
 def work(pipeline: Pipeline, run_id: str) -> None:
-    """Run each dataset and day with pending units; runs of several days of a dataset get different ids."""
+    """Run each dataset and day with pending units; further days of a dataset get their own ids."""
     waiting = sorted({(entry.dataset, entry.partition) for entry in pipeline.ledger.pending_by_partition()})
     for dataset, days in groupby(waiting, key=itemgetter(0)):
         for number, (_, partition) in enumerate(days):

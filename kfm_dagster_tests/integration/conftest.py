@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: an isolated environment, and pipelines that are closed afterwards."""
+"""Fixtures of the integration tests: a clean environment, and pipelines that are closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh database, on PostgreSQL under a deployment's role, so its rights suffice for these tests."""
+    """URL of a fresh database; on PostgreSQL a deployment's role must suffice."""
     if request.param == "sqlite":
         return migrated_sqlite(tmp_path / "kfm.db")
     return str(request.getfixturevalue("deployment_url"))

@@ -23,7 +23,7 @@ ELSEWHERE = {"home": Path("elsewhere"), "object_root": None, "wal_dsn": ""}
 
 
 def repository() -> dg.RepositoryDefinition:
-    """Return the product's definitions in the environment of this process; equal inputs give the same object."""
+    """Return the product's definitions in this environment; equal inputs give the same object."""
     settings, *others = definitions._inputs(Settings.load())
     return _repository(tuple(chain()), settings.model_copy(update=ELSEWHERE), *others)
 
@@ -95,7 +95,7 @@ class Face:
         )
 
     def work(self, sensor: str, *, quiet: int = 1) -> list[dg.RunRequest]:
-        """Tick a sensor and launch its requests until `quiet` ticks in a row have none; return the requests."""
+        """Launch a sensor's requests until `quiet` ticks in a row have none; return the requests."""
         launched: list[dg.RunRequest] = []
         idle = 0
         while idle < quiet:
@@ -107,7 +107,7 @@ class Face:
         return launched
 
     def reopened(self) -> Face:
-        """Reopen the deployment with the environment's current settings; the caller closes its pipeline."""
+        """Reopen the deployment with the current environment; the caller closes its pipeline."""
         return Face(instance=self.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
     def execute(self, name: str, *, partition: str, tags: Mapping[str, str] | None = None, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Gates through Dagster: changed contracts, cards and readers, and the results of the checks."""
+"""Gates through Dagster: changed contracts, cards and readers, and the checks' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting, hiding or keeping a message by the state of its units; forged messages have no effect."""
+"""A message is deleted, hidden or kept by its units' state; forged ones have no effect."""
 
 from __future__ import annotations
 

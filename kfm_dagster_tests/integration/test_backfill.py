@@ -110,7 +110,7 @@ def versions(pipeline: Pipeline) -> dict[str, int]:
 
 @pytest.fixture
 def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A bucket with OBJECTS objects on the day; returns the number listed at the time of each chunk."""
+    """A bucket with OBJECTS objects on the day, and the number listed when each chunk enters."""
     listed = [0]
     entered: list[int] = []
 
@@ -507,7 +507,7 @@ def test_a_finished_listing_counts_objects_without_a_unit_by_reason(pipeline: Pi
 @pytest.mark.clause("DAG-05", "BEY-14")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_sensors_and_runs_execute_a_backfill(face: Face, objects: Path) -> None:
-    """Real objects of two days: one is ingested already, one fails, one failed before its object existed."""
+    """Of the objects of two days, one is ingested already, and one failed while it was missing."""
     items = volumes(5)
     put(objects, items)
     notify(face.pipeline, items[0])
@@ -532,7 +532,7 @@ def test_sensors_and_runs_execute_a_backfill(face: Face, objects: Path) -> None:
 
 
 def drain(face: Face, sensor: str) -> None:
-    """Execute a sensor's requests until two ticks request nothing; listings of backfills are bulk work."""
+    """Execute a sensor's requests until two ticks have none; check that listings are bulk work."""
     for request in face.work(sensor, quiet=2):
         if sensor == "nodd_due" and request.job_name == "ingest":
             assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")

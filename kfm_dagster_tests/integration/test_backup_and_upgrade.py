@@ -143,7 +143,7 @@ def deployment(
     make_pipeline: Callable[..., Pipeline],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Deployment]:
-    """A deployment on each database; its `kfm` commands run in this process, over the open pipeline."""
+    """A deployment on each database; its `kfm` commands here use the open pipeline."""
     variables: dict[str, str] = {}
     if database_url.startswith("sqlite"):
         title, url, restored_url = "SQLite", "", ""
@@ -186,7 +186,7 @@ def deployment(
 
 
 def _libpq(owner: sa.URL) -> dict[str, str]:
-    """Return the environment in which PostgreSQL's programs of the server's version reach the server."""
+    """Return the environment in which PostgreSQL's programs of its version reach the server."""
     variables = {"KFM_WAL_DSN": f"postgresql://{owner.username}@/{owner.database}"}
     host, port = owner.host or owner.query.get("host"), owner.port
     variables |= {"PGHOST": str(host)} if host else {}
@@ -288,7 +288,7 @@ Upgrade = Callable[[], None]
 
 @pytest.fixture
 def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
-    """Return a function that migrates the database to the next release's schema, as its `kfm init` does."""
+    """Return a function that migrates the database to the next release, as its `kfm init` does."""
     owner_url = database_url
     if not database_url.startswith("sqlite"):
         owner_url = str(request.getfixturevalue("postgres_url"))
@@ -329,7 +329,7 @@ def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def in_every_status(pipeline: Pipeline) -> None:
-    """Record succeeded, failed and quarantined units, three held by a dead run, and three pending ones."""
+    """Record units in every status: three are held by a dead run, three are pending."""
     items = volumes(10)
     deliver(pipeline, *items[:2], truncated(items[2]))
     work_until_done(pipeline)

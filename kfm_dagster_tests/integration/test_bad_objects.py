@@ -1,4 +1,4 @@
-"""Objects of a remote store: bad ones fail alone, units cost few requests, no Item mixes two versions."""
+"""Bad remote objects fail alone, units cost few requests, no Item mixes two versions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Bad:
 
 
 def content(make: Callable[[bytes], bytes]) -> Callable[[StoredObject], StoredObject]:
-    """Return a change of the content, announced with its own size: only headers reveal the error."""
+    """Return a change of an object's content that only its header reveals."""
     return lambda item: replaced(item, make(item.announced))
 
 
@@ -236,7 +236,7 @@ PERSON = Decision(actor="person", reason="once more", change_ref="CHG-1")
 
 
 def announce_peers(pipeline: Pipeline, hours: range, *, size: int) -> None:
-    """Announce objects of the same lead from runs of the previous day; their outcome does not matter here."""
+    """Announce objects of one lead from the previous day's runs; their outcome does not matter."""
     events = []
     for hour in hours:
         run = datetime.combine(DAY - timedelta(days=1), time(hour), UTC)
@@ -367,7 +367,7 @@ UNITS = 3
 
 
 def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield GLM files with flashes; files without any are so small that the first request reads them whole."""
+    """Yield GLM files with flashes; files without any are read whole by the first request."""
     large = (sample for sample in goes_glm_samples(day, 4 * count) if len(sample[2]) > BLOCK_BYTES)
     return islice(large, count)
 

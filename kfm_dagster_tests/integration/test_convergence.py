@@ -239,7 +239,7 @@ def api_server(stac_api_url: str) -> Iterator[str]:
 
 
 def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
-    """Return the content of each follower's place, without the content hash in virtual stores' names."""
+    """Return each follower's content, without the content hash in virtual stores' names."""
     root = Path(pipeline.settings.catalog)
     [follower] = [candidate for candidate in pipeline.followers if isinstance(candidate, PgstacFollower)]
     api = Api(stac_api_url, pipeline.database, root, follower)

@@ -1,4 +1,4 @@
-"""Crashes after each statement, transaction and file operation of each operator, and re-execution.
+"""Crashes after each statement, transaction and file operation, and re-execution.
 
 The re-execution has the run's id, as in Dagster, so it resumes the run's intents and claims; the result must equal
 that of a run without a crash. Each death begins with a copy of the state that the earlier operators left. A death that

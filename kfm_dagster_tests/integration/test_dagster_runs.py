@@ -1,4 +1,4 @@
-"""Runs executed by Dagster: run-state, re-execution, claims, per-unit results, and the IO manager's port."""
+"""Runs by Dagster: run-state, re-execution, claims, results of units, the IO manager's port."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ AWAY = OperationalError("SELECT", {}, Exception("server closed the connection un
 
 
 def once(of: Any, *, where: Any = lambda *_: True) -> Any:
-    """Return the method with its first matching call failing as if the database were unavailable."""
+    """Return the method; its first matching call fails as with an unavailable database."""
     calls: list[None] = []
 
     def called(*arguments: Any, **more: Any) -> Any:

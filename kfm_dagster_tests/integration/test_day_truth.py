@@ -1,4 +1,4 @@
-"""Dagster shows a day's state: later runs hide no earlier failures, and an empty day looks empty."""
+"""Dagster shows a day's state: later runs hide no failure, and an empty day looks empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timed work: a day's beams and alerts (`nodd_due`), evidence, retention, and ticks of a quiet interval."""
+"""Timed work: a day's beams and alerts (`nodd_due`), evidence, retention, quiet intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gates in Dagster: faults that trip each gate, the effect on units and batch, and the card's thresholds."""
+"""Faults that trip each gate in Dagster, their effect on units and batch, and thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two lanes: live messages are received, planned and claimed before bulk work, which still progresses."""
+"""Live messages are received, planned and claimed before bulk work, which still progresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar announced after its data completes the Item once, in any order, without approval."""
+"""A sidecar announced after its data completes the Item once, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items of NEXRAD volumes from chunks in any order; a volume without end is closed by a later one."""
+"""NEXRAD volumes from chunks in any order; a later volume closes one without its end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """Return Item and unit outcomes, to compare two orders of arrival; check that events are unique."""
+    """Return the Item and the units' outcomes for comparison; check that events are unique."""
     traces.published_once(pipeline)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     records = traces.records(pipeline)
@@ -154,7 +154,7 @@ def test_a_real_volume_from_unordered_chunks_equals_the_independent_reader(
 
 
 def plan(seed: int) -> list[list[StoredObject]]:
-    """Return chunks, and in half of the plans the archive's object, in random order and batches, some twice."""
+    """Return chunks in random batches, some twice; every second plan has the archive's object."""
     chance = random.Random(seed)
     items = [S, I2, I3, E, *([WHOLE] if seed % 2 else [])]
     arrivals = items + chance.sample(items, chance.randint(0, 3))
@@ -204,7 +204,7 @@ STARTS = tuple(MIDNIGHT + timedelta(minutes=minutes) for minutes in (-12, -6, 1)
 
 @cache
 def volume(site: str, number: int, at: datetime | None = None) -> tuple[StoredObject, ...]:
-    """Return the chunks S, I, I and E of a volume; all volumes have one number, as after a thousand."""
+    """Return the chunks S, I, I and E of a volume; all volumes have the same number."""
     samples = make_nexrad_chunks(site=site, start=at or STARTS[number], volume_number=7)
     return tuple(good(BUCKET, key, content) for key, content in samples)
 
@@ -291,7 +291,7 @@ SERIAL = itertools.count()
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Draw batches of chunks (volume, place) of three volumes: any order, repeats, gaps, most without an end."""
+    """Draw batches of chunks (volume, place) of three volumes: any order, repeats and gaps."""
     places = st.sets(st.sampled_from((0, 1, 2, 0, 1, 2, 3)), max_size=4)
     some = [(number, place) for number in range(3) for place in sorted(draw(places))] or [(0, 0)]
     sent = draw(st.permutations(some + draw(st.lists(st.sampled_from(some), max_size=4))))
@@ -458,7 +458,7 @@ def test_an_unreadable_newest_chunk_leaves_the_closing_to_the_previous_one(pipel
     assert arrive(pipeline, objects, SECOND[0]).closings == 1
     work(pipeline, "second")
     assert end_of(items_of(pipeline)[0]) == (1, False, LATER_VOLUME)
-    # This chunk is not yet known to be unreadable; the next volume's next chunk selects the one before it.
+    # Only the run finds this chunk unreadable; the next intake closes at the chunk before it.
     assert arrive(pipeline, objects, empty[1], THIRD[0]).closings == 1
     work(pipeline, "third")
     assert end_of(items_of(pipeline)[1]) == (1, False, None)

@@ -1,4 +1,4 @@
-"""Secrets planted in every setting appear in no record, log, event, page or command, also on failures."""
+"""Planted secrets appear in no record, log, event, page or command, even on failures."""
 
 from __future__ import annotations
 

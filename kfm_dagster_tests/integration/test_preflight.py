@@ -1,4 +1,4 @@
-"""Preflight: with a missing, refusing or foreign store or queue, no message is received or deleted."""
+"""With a missing, refusing or foreign store or queue, no message is received or deleted."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ REFUSED = "is another deployment's"
 
 @pytest.fixture(params=["folder", "bucket"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The place of a catalog and a store that two deployments share; everything else is separate."""
+    """The place of a catalog and a store that two otherwise separate deployments share."""
     place = str(tmp_path / "shared")
     if request.param == "bucket":
         aws: EmbeddedCloud = request.getfixturevalue("aws")

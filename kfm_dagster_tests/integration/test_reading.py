@@ -1,4 +1,4 @@
-"""The Python API: newest run, best forecast, reading only a field's bytes, and refusing changed objects."""
+"""The Python API: newest run, best forecast, few requests, and refusal of changed objects."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def ingested(
     aws: EmbeddedCloud,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """Ingest a folder of objects into a catalog in KFM_HOME, and put the objects into their buckets."""
+    """Put a folder's objects into their buckets, and ingest them into a catalog in KFM_HOME."""
     for file in (path for path in objects.rglob("*") if path.is_file()):
         put_object(aws.endpoint_url, *file.relative_to(objects).as_posix().split("/", 1), file.read_bytes())
     pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)

@@ -1,4 +1,4 @@
-"""All real objects and samples of every dataset through the whole chain, against independent readers."""
+"""Real objects and every dataset's samples through the chain, against independent readers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Items = Mapping[str, Mapping[str, Any]]
 
 @pytest.fixture(scope="module")
 def ingested(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A pipeline after ingesting every real object of the supported datasets by listings, one run a day."""
+    """A pipeline that ingested every real object of the supported datasets, one run a day."""
     root = shared_data / "objects"
     pipeline = open_pipeline(tmp_path_factory.mktemp("real"), root)
     for number, (dataset, partition) in enumerate(days_of(root, pipeline.registry)):
@@ -100,7 +100,7 @@ def test_every_real_object_succeeds(ingested: Pipeline, items: Items, shared_dat
 
 @pytest.mark.clause("OPR-06", "OPR-14", "OPR-15", "OPR-16", "OPR-24")
 def test_an_item_has_the_values_of_its_reader(items: Items, shared_data: Path, reference: dict[str, Any]) -> None:
-    """Check Items against our readers; `readers/test_truth.py` checks these against independent ones."""
+    """Check Items against our readers, which `readers/test_truth.py` checks independently."""
     objects = {real.path: real for real in real_objects(shared_data, reference)}
     for item, properties, entry in with_reference(items, reference):
         header = objects[entry["path"]].read(BytesSource(objects[entry["path"]].content))

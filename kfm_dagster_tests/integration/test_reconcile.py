@@ -224,7 +224,7 @@ def test_no_replay_is_started_for_a_removed_or_overwritten_object(ingested: Pipe
 
 
 def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject]:
-    """Ingest seven volumes with Items, one in each status, and two failed and pending ones without."""
+    """Ingest a volume with its Item in each status, and announce two that stay pending."""
     names = ("succeeded", "pending", "in_progress", "failed", "quarantined", "never_worked", "never_there")
     items = dict(zip(names, volumes(7), strict=True))
     stored(objects, *list(items.values())[:5])

@@ -1,4 +1,4 @@
-"""Replays in Dagster: the launchpad's job, the sensor that executes them, and the check on differences."""
+"""Replays in Dagster: the job, the sensor that executes them, the check on differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def replayed(face: Face, **config: Any) -> dg.ExecuteInProcessResult:
 
 @pytest.fixture
 def retry_backoff_seconds() -> int:
-    """An hour, so that only the replay readmits a unit within the test, not the contract's retry."""
+    """An hour, so that only the replay readmits a unit within the test."""
     return 3600
 
 
@@ -55,7 +55,7 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 def test_the_job_defaults_to_a_dry_run_refuses_like_the_command_and_starts_replays_for_the_sensor(
     face: Face, objects: Path
 ) -> None:
-    """One unit failed because its object was missing; the object exists at the time of the replay."""
+    """A unit failed because its object was missing; at the replay the object exists."""
     [item] = volumes(1)
     notify(face.pipeline, item)
     put(objects, [missing(item)])

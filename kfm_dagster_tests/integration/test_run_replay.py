@@ -287,7 +287,7 @@ REPLAY, COMPARE = ("replay", "intents", "--json"), ("replay", "compare")
 
 
 def failing(face: Face, node: type[Any], method: str, *, job: str = "ingest_nexrad_l2") -> None:
-    """Run the day with a node that fails permanently at once, since the card does not retry wrong input."""
+    """Run the day with a node that fails permanently, as the card does not retry wrong input."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node, method, Mock(side_effect=ConfigurationError(observed="injected")))
         assert not face.execute(job, partition=PARTITION, raise_on_error=False).success
@@ -305,7 +305,7 @@ def status_of(face: Face, intent: int) -> IntentStatus:
 
 
 def work(face: Face) -> int:
-    """Launch the ledger sensor's requests until two ticks have none; return the number of ingests."""
+    """Launch the ledger sensor's requests until it has none; return the number of ingests."""
     return sum(request.job_name == INGEST_JOB for request in face.work("nodd_ledger", quiet=2))
 
 

@@ -1,4 +1,4 @@
-"""A run that fails at any stage is rolled back completely, without undoing the work of other runs.
+"""A run that fails at any stage is rolled back completely; other runs keep their work.
 
 Each test ends with the operator's view: catalog, lineage and ledger are unchanged, or each succeeded unit has
 its Item and lineage, and no other unit has any.
@@ -83,7 +83,7 @@ def state_of(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def assert_whole(pipeline: Pipeline) -> None:
-    """Check that every unit succeeded with Item and lineage, and that the catalog has no other Item."""
+    """Check that every unit succeeded with Item and lineage, and that no other Item exists."""
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS}
     records = traces.records(pipeline).values()
     items = traces.catalog_items(pipeline).values()
@@ -106,7 +106,7 @@ fail = Mock(side_effect=WHY)
 
 
 def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> ChainNode:
-    """Run the chain up to a node that fails after its work (computed) or in its transaction (committing)."""
+    """Run the chain up to a node that fails after its work (computed) or in its transaction."""
     batch: StageBatch | None = None
     for kind in KINDS:
         if kind.operator == last:

@@ -1,4 +1,4 @@
-"""Scheduled listings start once per interval, also despite crashes; an overwritten object is a new version."""
+"""A listing starts once per interval despite crashes, and finds overwritten objects."""
 
 from __future__ import annotations
 

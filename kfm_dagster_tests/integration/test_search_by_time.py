@@ -1,4 +1,4 @@
-"""A search of a day returns exactly the Items valid on it, by every interface and for any run day."""
+"""A search of a day returns exactly the Items valid on it, by every interface."""
 
 from __future__ import annotations
 

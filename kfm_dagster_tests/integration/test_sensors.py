@@ -1,4 +1,4 @@
-"""The real sensors, ticked without a daemon: landing, grouping, run keys, back-pressure, budget, recovery."""
+"""The sensors without a daemon: landing, grouping, run keys, back-pressure, recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extensions: a seventh step, declared in one class, and downstream assets of another code location."""
+"""A seventh step declared in one class, and downstream assets of other code locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a unit's effects, the sections each node may change, and the removal of abandoned Items."""
+"""The order of a unit's effects, each node's sections, and removal of abandoned Items."""
 
 from __future__ import annotations
 

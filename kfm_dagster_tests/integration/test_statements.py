@@ -77,7 +77,7 @@ def test_every_time_and_json_of_a_row_is_decoded_on_both_databases(postgres_url:
 
 
 def _columns(database: Database, name: str) -> list[tuple[str, int | None]]:
-    """Return the names and PostgreSQL type numbers of a statement's columns; empty if it returns no rows.
+    """Return names and type numbers of a statement's columns; empty if it returns no rows.
 
     The statement runs with null parameters and inserts no row: its VALUES become a SELECT of no row.
     """

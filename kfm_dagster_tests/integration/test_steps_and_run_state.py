@@ -1,4 +1,4 @@
-"""The records of a run: each node's outcome in lineage and run-state, the sources of outputs, and rows."""
+"""A run's records: outcomes of nodes in lineage and run-state, sources of outputs, rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def graph(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Execute a complete run, the same listing again, a run with a failing unit, and a failing run."""
+    """Execute a complete run, the same listing again, and two runs with failures."""
     items = volumes(4)
     put(objects, items[:1])
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[0])

@@ -56,7 +56,7 @@ def final_state(deployment: Deployment, backfill: str) -> dict[str, Any]:
 @pytest.mark.clause("DAG-11", "DAG-05")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empty(tmp_path: Path) -> None:
-    """Since 1.13.22 Dagster fails the backfill of a day that is not materialised (dagster-io/dagster#34219)."""
+    """Since 1.13.22 Dagster fails backfills of unmaterialised days (dagster-io/dagster#34219)."""
     for day in DAYS:
         if day not in EMPTY:
             put(tmp_path / "objects", [good(*sample) for sample in nexrad_level2_samples(day, 1)])

@@ -1,4 +1,4 @@
-"""The resident worker in this process: intake, sharing with others, reports, and recovery of its claims."""
+"""The resident worker in this process: intake, sharing, reports, recovery of its claims."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-870
 
 @dataclass
 class Time:
-    """The worker's replacement of `time`: a pause takes no real time and moves the pipeline's clock."""
+    """The worker's `time`: a pause moves the pipeline's clock and takes no real time."""
 
     clock: Clock
     now: float = 0.0

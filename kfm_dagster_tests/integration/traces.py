@@ -41,7 +41,7 @@ def statuses(pipeline: Pipeline) -> Counter[str]:
 
 
 def items(catalog: Path) -> dict[str, dict[str, Any]]:
-    """Return the Items linked in a catalog by href of their data; check that each is linked once."""
+    """Return a catalog's Items by href of their data; check that each is linked once."""
     features = [document for document in trees.walk(catalog).values() if document["type"] == "Feature"]
     by_object = {document["assets"]["data"]["href"]: document for document in features}
     assert len(by_object) == len(features)
@@ -54,7 +54,7 @@ def catalog_items(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def catalog_tree(catalog: Path) -> dict[str, Any]:
-    """Return the published files without the run ids in Items and Collections; check the tree's links."""
+    """Return the published files without run ids in Items and Collections; check their links."""
     if not (catalog / "catalog.json").exists():
         return {}
     trees.assert_consistent(catalog)
@@ -83,7 +83,7 @@ def events(lineage: Path) -> Counter[tuple[str, str, str, str]]:
 
 
 def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
-    """Count the edges of units in the published PROV documents; edges between agents start each document.
+    """Count the edges of units in the published PROV documents, without those of agents.
 
     The edge of a message occurs once for each object that it announced.
     """
@@ -120,7 +120,7 @@ def published_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results that two ways to one outcome must share: ledger, catalog, events and edges."""
+    """Return ledger, catalog, events and edges, to compare two ways to one outcome."""
     published, edges = published_once(pipeline)
     catalog = catalog_tree(Path(pipeline.settings.catalog))
     return {"ledger": outcomes(pipeline), "catalog": catalog, "events": published, "edges": edges}
