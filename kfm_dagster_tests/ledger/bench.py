@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass
 class Bench:
-    """A ledger with database, clock, and shortcuts to any state; each call has its own transaction."""
+    """A ledger with database, clock, and shortcuts to any state, each in its own transaction."""
 
     database: Database
     ledger: Any

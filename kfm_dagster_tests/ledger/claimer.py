@@ -1,4 +1,4 @@
-"""Processes that claim until no unit is pending, as `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
+"""Claim until no unit is pending: `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
 
 Each prints `ready`, waits for a line on standard input, and prints its claims and its time as JSON. `contend`
 starts several and releases them at the same time.

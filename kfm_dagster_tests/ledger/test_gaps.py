@@ -1,4 +1,4 @@
-"""The gap table on both databases: silences, drops and holes open when due and close by themselves."""
+"""Silences, drops and holes open when due and close by themselves, on both databases."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ DEEDS = ("nothing", "claim", "succeed", "fail", "fail and retry", "quarantine")
 
 @pytest.mark.clause("BEY-01")
 def test_three_versions_end_alike_in_every_order_of_arrival(bench: Bench) -> None:
-    """After any actions between the arrivals only the newest is pending, and earlier successes stay."""
+    """Actions between the arrivals leave only the newest pending, and successes unchanged."""
     orders = list(itertools.permutations((1, 2, 3)))
     for number, (deed, order) in enumerate(itertools.product(DEEDS, orders)):
         units = {place: version(place, sequencer=f"0{place}", site=f"K{number:03d}") for place in (1, 2, 3)}
@@ -337,7 +337,7 @@ def test_a_permanent_error_is_tried_once_unless_it_may_pass_with_time(bench: Ben
 def test_a_failure_without_attempts_under_a_stricter_contract_does_not_block_others(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
-    """The contract changed after the attempt; the unit, always due first, must not block the next one."""
+    """The contract changed after the attempt; the unit, always due first, blocks no other."""
     hopeless, hopeful = envelope(1), envelope(2)
     bench.ledger.ensure([hopeless, hopeful])
     fail(bench, hopeless, PERMANENT)

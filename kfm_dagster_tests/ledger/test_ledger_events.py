@@ -1,4 +1,4 @@
-"""Each end of an attempt, quarantine and recovery is one log event; each quarantine is one governance entry."""
+"""Each end, quarantine and recovery is one log event; a quarantine is one governance entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both databases refuse ungoverned overrides, forged decisions and deletions, also in hand-typed SQL."""
+"""Both databases refuse ungoverned overrides, forged decisions and deletions, also by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TERMINAL = ("quarantined", "succeeded")
 
 
 def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
-    """Return the governance row that lets a unit leave its terminal state, with optional changes."""
+    """Return the governance row that lets a unit leave its terminal state, with `changes`."""
     right = {
         "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1, "from_status": status,
         "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",

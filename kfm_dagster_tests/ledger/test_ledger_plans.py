@@ -1,4 +1,4 @@
-"""Query plans read only the needed rows at any size, and contending claims have one winner per record."""
+"""Query plans read only the needed rows, and contending claims have one winner per record."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _plan(database: Database, name: str, parameters: dict[str, Any]) -> str:
 
 
 def _read_whole(plan: str, text: str) -> set[str]:
-    """Return the growing tables that a plan reads completely; a plan names them as the statement does."""
+    """Return the growing tables that the plan of a statement reads completely."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
     names = aliases | {table: table for table in GROWING}
     lines = [line for line in plan.splitlines() if not re.search(LITTLE, line)]

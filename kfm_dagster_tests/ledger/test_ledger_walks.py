@@ -1,4 +1,4 @@
-"""Random walks: the ledger keeps its rules under any order of actions by two runs, recovery and a person.
+"""Random walks of two runs, recovery and a person, under which the ledger keeps its rules.
 
 On both databases, one call after the other; `simulation/` tests crashes and concurrency.
 """

@@ -1,4 +1,4 @@
-"""Size peers: a unit's peers are fixed at its admission, also for repeated, late and concurrent messages."""
+"""A unit's size peers are fixed at its admission, also for late and repeated messages."""
 
 from __future__ import annotations
 
