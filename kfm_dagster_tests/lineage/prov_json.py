@@ -8,7 +8,7 @@ from typing import Any
 
 
 def prov_json(document: bytes) -> dict[str, Any]:
-    """Read a JSON-LD document as RDF, write it as PROV-JSON, and read that again; return the PROV-JSON."""
+    """Convert a JSON-LD document to PROV-JSON, and check that this can be read again."""
     import prov.model
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Delivery to the OpenLineage backend: at least once, never lost, despite outages, crashes and refusals."""
+"""Delivery to the OpenLineage backend: at least once, despite outages, crashes, refusals."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
 def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stalled in a batch for longer than its lease, and another deliverer took over and finished the batch."""
+    """It stalled for longer than its lease, and another deliverer finished its batch."""
     quick = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(quick, contract, 0, 3)
     overtaken: list[int] = []

@@ -302,7 +302,7 @@ def test_recorded_lineage_is_skipped_and_never_replaced(root: Path, contract: Da
 
 @contextmanager
 def refusing(database: Database, *paths: LineagePath) -> Iterator[None]:
-    """Make the database refuse batches of these paths, as by a quota, a broken index or a foreign constraint."""
+    """Make the database refuse batches of these paths, as by a quota or a broken index."""
     refuse_rows(database, "lineage_batches", " OR ".join(f"NEW.path = '{path}'" for path in paths))
     yield
     with database.transaction() as tx:

@@ -1,4 +1,4 @@
-"""PROV documents, read by rdflib and the package prov; and the invalidation of lineage, which keeps its files."""
+"""PROV documents, read by rdflib and prov; invalidation of lineage, which keeps its files."""
 
 from __future__ import annotations
 

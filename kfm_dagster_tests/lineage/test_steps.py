@@ -1,4 +1,4 @@
-"""Steps of idempotent nodes: each end is measured and published once on both paths, despite crashes."""
+"""Steps of idempotent nodes: each end is measured and published once, despite crashes."""
 
 from __future__ import annotations
 
