@@ -1,4 +1,4 @@
-"""Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N --seed S] [--only NAME ...]`.
+"""Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N] [--only NAME ...]`.
 
 By default the mutants of the list; each must be killed. `--generated`: generated mutants of all rooms and SQL
 in turn. `--changed [COMMIT]`: generated mutants of the lines that are new since a commit, by default since the base of
@@ -76,7 +76,7 @@ class _Queue:
 
 
 def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examined]:
-    """Examine mutants in a copy. Raises SystemExit if its tests import another package, or do not run."""
+    """Examine mutants in a copy; exit if its tests import another package or do not run."""
     examined: list[Examined] = []
     if (mutant := waiting.take()) is None:
         return examined
@@ -95,7 +95,7 @@ def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examine
 
 
 def contradicts(survivors: int, examined: int) -> bool:
-    """Return whether so many survivors contradict a share of EQUIVALENT (one-sided binomial test)."""
+    """Return whether the survivors contradict EQUIVALENT, by a one-sided binomial test."""
     chance = sum(
         comb(examined, number) * EQUIVALENT**number * (1 - EQUIVALENT) ** (examined - number)
         for number in range(survivors, examined + 1)
@@ -104,7 +104,7 @@ def contradicts(survivors: int, examined: int) -> bool:
 
 
 def conclude(examined: list[Examined], *, too_many: Callable[[int, int], bool]) -> int:
-    """Print the survivors and the counts; return 1 if a required mutant survived, or too many others."""
+    """Print survivors and counts; return 1 if a required mutant or too many others survived."""
     left = [item for item in examined if item.fate is not StepResult.KILLED]
     for item in left:
         say(f"{item.fate}: {item.mutant.file}: {item.mutant.rule}\n    {item.why}")
@@ -127,7 +127,7 @@ def generated(only: list[str] | None, *, sample: int | None, seed: int) -> Itera
 
 
 def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple[Iterator[Mutant], int]:
-    """Generate mutants of the lines that are new since a commit; return them with the number of candidates."""
+    """Return mutants of the lines that are new since a commit, and the number of candidates."""
     lines = {
         file: numbers
         for file, numbers in changed_lines(ROOT, base).items()

@@ -1,4 +1,4 @@
-"""Examine a mutant: change one text in a copy of the checkout, run the test that claims the rule, restore the text.
+"""Examine a mutant: change a text in a copy of the checkout, run its tests, restore it.
 
 The mutants are in `rules/` or come from `generating.py`.
 """
@@ -58,7 +58,7 @@ class StepResult(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A change of a text that breaks a rule, and the test that must fail. `file` is a path from the root.
+    """A change of a text in `file`, below the root, and the test that must fail for it.
 
     `required`: this mutant must be killed; of the others 90 %. `any_end`: import errors and dying processes also count
     as killed, and the tests have a CPU limit. `further`: the tests of a second look, as arguments of pytest.
@@ -206,7 +206,7 @@ class Copy:
         return None if run.code == 0 and run.passed else f"{HARMLESS} ends with {run.code}: {run.output.strip()[-300:]}"
 
     def confirmed(self, examined: Sequence[Examined]) -> list[Examined]:
-        """Run the failed tests in the unchanged copy: a test that also fails there did not detect the mutant."""
+        """Mark results as broken if one of their failed tests also fails in the unchanged copy."""
         failed = {test for item in examined for test in item.failed}
         if not failed:
             return list(examined)

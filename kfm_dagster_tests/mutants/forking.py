@@ -1,4 +1,4 @@
-"""Run pytest in forks of a process that has imported the libraries, so that a run does not import them again.
+"""Run pytest in forks of a process that has imported the libraries, to import them once.
 
 The process does not import the product or its tests: each fork imports them from the copy.
 

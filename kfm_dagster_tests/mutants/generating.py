@@ -1,4 +1,4 @@
-"""Generate mutants of the product's Python by mutmut's operators, and of its SQL by those of `sql.py`.
+"""Generate mutants of the product's Python by mutmut's operators, of its SQL by `sql.py`.
 
 This module selects the mutated code, the changed lines, and the order of mutants; `nearest.py` selects their tests.
 """
@@ -204,7 +204,7 @@ def _loses_prose(old: cst.CSTNode, new: cst.CSTNode) -> bool:
 
 
 def _is_as_false(old: cst.CSTNode, new: cst.CSTNode) -> bool:
-    """Return whether an argument False became None, which is false, too; False also becomes True."""
+    """Return whether an argument False became None, which is false too."""
     if not (isinstance(old, cst.Call) and isinstance(new, cst.Call) and len(old.args) == len(new.args)):
         return False
     pairs = zip(old.args, new.args, strict=True)

@@ -1,4 +1,4 @@
-"""Select the tests that a generated mutant runs, and their order: those nearest to the mutated code.
+"""Select and order the tests that a generated mutant runs: those nearest to its code.
 
 The first are the tests named by the list's rows for the code. Then:
 
@@ -159,7 +159,7 @@ class Tree:
         return self._inverted(self.tests)
 
     def of_module(self, file: str, line: int = 0) -> Choice:
-        """Return the tests of a module, or of its line; a line that names PostgreSQL is tested there."""
+        """Return the tests of a module or its line; a line for PostgreSQL is tested there."""
         lines = self.product[file].splitlines()
         cases = POSTGRESQL if 0 < line <= len(lines) and _SERVER.search(lines[line - 1]) else SQLITE
         exceptions = [f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ())]
@@ -210,7 +210,7 @@ class Tree:
             yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
 
     def _runners(self, room: str, identifier: str) -> list[str]:
-        """Return the modules that run a statement: they quote its name, its identifier, or its room's other names."""
+        """Return the modules that run a statement: those that quote its name, or else its room's."""
         if near := self.quoted.get(f"{room}.{identifier}"):
             return sorted(near)
         if near := {file for file in self.quoted.get(identifier, ()) if room in re.split(r"[/.]", file)}:
@@ -218,7 +218,7 @@ class Tree:
         return sorted({file for text, files in self.quoted.items() if text.startswith(f"{room}.") for file in files})
 
     def _of_modules(self, files: Iterable[str]) -> list[str]:
-        """Return the tests of modules, the nearest first: by their names, their imports, and used names."""
+        """Return the tests of modules, the nearest first: by names, imports, and used names."""
         files = list(files)
         rooms = {_room(file) for file in files}
         defined = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
@@ -292,7 +292,7 @@ def _name(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """Return the first folder of a file below the package or its tests; nothing for a file without one."""
+    """Return the first folder of a file below the package or its tests; empty without one."""
     first, _, rest = file.partition("/")[2].partition("/")
     return first if rest else ""
 

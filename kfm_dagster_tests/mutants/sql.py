@@ -87,7 +87,7 @@ def edits(text: str) -> Iterator[Edit]:
 
 
 def scanned(text: str) -> list[Token]:
-    """Return the tokens of a text: words and macros in capitals, string literals and parameters unchanged."""
+    """Return a text's tokens: words and macros in capitals, literals and parameters unchanged."""
     return [
         Token(
             word=match[0].upper() if match["word"] and match[0][0] != ":" else match[0],
@@ -100,7 +100,7 @@ def scanned(text: str) -> list[Token]:
 
 
 def _partners(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return the position of each parenthesis's and CASE's end by its beginning, and the reverse."""
+    """Map the position of each parenthesis and CASE to that of its end, and the reverse."""
     partners: dict[int, int] = {}
     open_: list[int] = []
     for place, token in enumerate(tokens):
@@ -153,7 +153,7 @@ def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: 
 
 
 def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
-    """Return whether an AND belongs to BETWEEN: scan back to BETWEEN, or to the condition's beginning."""
+    """Return whether an AND belongs to BETWEEN, scanning back to the condition's beginning."""
     at = place - 1
     while at >= 0:
         word = tokens[at].word

@@ -1,4 +1,4 @@
-"""Generated mutants: the mutated code, their order, the tests nearest to them, and new lines."""
+"""Generated mutants: the mutated code, their order, their nearest tests, and new lines."""
 
 from __future__ import annotations
 

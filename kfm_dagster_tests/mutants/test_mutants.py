@@ -1,4 +1,4 @@
-"""The mutants' own tests: the list fits the code, a sample is killed, and the examination can fail."""
+"""The mutants' own tests: rows fit the code, a sample is killed, an examination can fail."""
 
 from __future__ import annotations
 
