@@ -1,4 +1,4 @@
-"""The landing zone: equal messages are stored once, never overwritten, and corruption is detected on read."""
+"""The landing zone stores equal messages once, overwrites none, and detects corruption."""
 
 from __future__ import annotations
 

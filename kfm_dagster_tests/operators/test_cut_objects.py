@@ -1,4 +1,4 @@
-"""Cut objects, with and without sidecar, and objects under other keys: their status is never `ok`."""
+"""Objects that are cut, with and without sidecar, or under other keys are never `ok`."""
 
 from __future__ import annotations
 

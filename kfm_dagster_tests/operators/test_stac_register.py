@@ -1,4 +1,4 @@
-"""stac-register over batches: the units that get an Item, and the results in their envelopes."""
+"""stac-register over batches: the units that get an Item, and their envelopes' results."""
 
 from __future__ import annotations
 

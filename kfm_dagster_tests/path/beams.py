@@ -56,7 +56,7 @@ def rectangles(points: int, *, extent_m: float = 1_000.0) -> BeamPath:
 def integrated(
     elevation_deg: float, profile: Profile, *, antenna_height_m: float = 400.0, range_m: float = 460_000.0
 ) -> tuple[float, float, float]:
-    """Return height and ground distance at a ray's end, and the integral of n along it, by DOP853."""
+    """Return a ray's final height, ground distance and integral of n, computed by DOP853."""
 
     def equations(_: float, state: np.ndarray) -> list[float]:
         height, angle, _, _ = state

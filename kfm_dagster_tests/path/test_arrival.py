@@ -1,4 +1,4 @@
-"""Arrival times and phases: closed forms, order of alignment, refusals, and propagated covariances."""
+"""Arrival times and phases: closed forms, order of alignment, refusals, covariances."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def optical_paths(profile: Exponential, *, geometry: Geometry = Geometry.RAY_TRA
 
 
 def test_on_an_unbent_path_the_sensitivities_equal_the_derivatives() -> None:
-    """On the effective-earth beam, d/dN0 and d/dh0 of the integral of N0 exp(-h / h0) have closed forms."""
+    """The integral of N0 exp(-h / h0) along the effective-earth beam has closed derivatives."""
     profile = Exponential()
     derivatives = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
     for traced, (by_n0, by_scale) in zip(beams_of(profile, Geometry.EFFECTIVE_EARTH), derivatives, strict=True):
@@ -287,7 +287,7 @@ def test_on_an_unbent_path_the_sensitivities_equal_the_derivatives() -> None:
 
 
 def test_a_bent_beam_s_sensitivities_equal_those_of_smaller_steps() -> None:
-    """A denser atmosphere bends the beam lower, which the sensitivity must include; checked by other steps."""
+    """A denser atmosphere bends the beam lower, which the sensitivity must include."""
     profile = Exponential()
     derivatives = sensitivities(optical_paths, profile)
     for column, (name, step) in enumerate((("n0", 0.05), ("scale_height_m", 2.0))):
