@@ -1,4 +1,4 @@
-"""Read objects under their keys, change HDF5 files by h5py, and find the messages of GRIB2 objects."""
+"""Read objects under their keys, change HDF5 files by h5py, find messages of GRIB2."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def header_of(
     index: bytes | str | None = None,
     **more: bool,
 ) -> HeaderMetadata:
-    """Read an object by the named reader; `index` is its sidecar, `more` are fields of the request."""
+    """Read an object by the named reader, with its sidecar `index` and `more` request fields."""
 
     def sidecar(suffix: str) -> BytesSource | None:
         assert suffix == ".idx"

@@ -1,4 +1,4 @@
-"""Byte sources: the requests for an object and their limits; gzipped objects in bounded memory."""
+"""Byte sources: bounded requests for an object, and gzipped objects in bounded memory."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
 
 
 def indexed(specimen: Specimen) -> bool:
-    """Return whether the object, if a model's, has its index; without one its messages are walked."""
+    """Return whether the object needs no index or has one; otherwise its messages are walked."""
     return specimen.dataset not in MODELS or specimen.index is not None
 
 

@@ -1,4 +1,4 @@
-"""GHCN hourly and daily: rows of stations within bounds, contradictions of the key, Parquet footers.
+"""GHCN hourly and daily: rows within bounds, contradictions of the key, Parquet footers.
 
 Tests elsewhere: real objects (`truth/ghcn.py`), cut objects (`test_every_reader.py`).
 """

@@ -1,4 +1,4 @@
-"""The GOES ABI reader and its samples: products, agreement with the key, hostile bytes, navigation."""
+"""The GOES ABI reader and samples: products, agreement with keys, hostile bytes, navigation."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_a_decompression_bomb_takes_bounded_memory() -> None:
 
 
 def test_threads_do_not_wait_for_each_other_s_requests() -> None:
-    """The first request of each thread waits for all threads; a lock around requests would deadlock."""
+    """Each thread's first request waits for all threads; a lock around requests would deadlock."""
     threads = 8
     together = threading.Barrier(threads, timeout=30)
     key, content = sample("ABI-L2-MCMIPC", band=None)

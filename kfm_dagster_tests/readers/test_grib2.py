@@ -372,7 +372,7 @@ def test_index_is_compared_with_the_object() -> None:
 
 
 def stretched(last: bytes) -> tuple[bytes, str]:
-    """Return the sample with a first message that fills the first request and data in the last, and its index."""
+    """Return sample and index; the first message fills a request, the last one has `last`."""
     content, lines = b"", []
     for line, data in zip(SAMPLE_INDEX.splitlines(), (bytes(10_000), b"", last), strict=True):
         number, start, rest = line.split(":", 2)

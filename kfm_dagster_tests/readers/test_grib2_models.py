@@ -1,4 +1,4 @@
-"""GRIB2 of models: objects and samples under their contracts' keys, and the times of their fields."""
+"""GRIB2 of models: objects and samples under contracts' keys, and times of their fields."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_field_without_a_readable_time_has_the_key_s_lead() -> None:
 
 
 def test_every_field_of_each_walked_message_counts() -> None:
-    """Sections 4 to 7 repeated, as NAM packs the winds, also with another grid (regulation 92.6.2)."""
+    """Repeated sections 4 to 7, as NAM packs winds, also with another grid (regulation 92.6.2)."""
     expected = ("04T00:00", "04T06:00", "04T00:00", "PT6H")
     content, _ = assembled_steps([at_hour(12)])
     other, _ = assembled_steps([at_hour(6)])

@@ -319,7 +319,7 @@ def test_a_variable_has_unit_and_long_name() -> None:
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize(("levels", "is_shared"), [(MAX_SHARED, True), (MAX_SHARED + 1, False)])
 def test_large_variables_of_an_index_are_not_cached(levels: int, is_shared: bool) -> None:
-    """Objects share a variable of the usual size; a hostile index's large variable is not cached."""
+    """Objects share a variable of the usual size; a hostile index's large one is not cached."""
     listed = [layer(level=f"{number} m above ground") for number in range(levels)]
     first, second = (fields(*listed)["cube:variables"]["TMP"] for _ in range(2))
     assert first == second

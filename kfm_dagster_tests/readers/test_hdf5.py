@@ -1,4 +1,4 @@
-"""The HDF5 header parser: names, numbers and texts in each form, forged structures and endless indexes."""
+"""The HDF5 header parser: names, numbers, texts, forged structures, endless indexes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
 @pytest.mark.parametrize("count", [1, 8, 9, 60, 700])
 def test_any_number_of_names_is_read(version: str, count: int) -> None:
-    """The counts give compact storage, one node, trees of several levels, and heaps of many blocks."""
+    """The counts give compact storage, one node, deep trees, and heaps of many blocks."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=version) as file:
         for number in range(count):
@@ -75,7 +75,7 @@ def heap_of(file: bytes) -> GlobalHeap:
 
 
 def collection(*lengths: int, size: int | None = None) -> bytes:
-    """Return a collection of the global heap at address 0, with objects of the indexes 1, 2, and so on."""
+    """Return a global heap's collection at address 0, with objects of the indexes from 1 on."""
     objects = b"".join(
         struct.pack("<HH4xQ", index, 1, length) + bytes(min(length, 64) + 7 & ~7)
         for index, length in enumerate(lengths, start=1)
@@ -127,7 +127,7 @@ def test_walking_an_index_that_repeats_nodes_ends() -> None:
 
 
 def written(version: str, *, filled: bool) -> bytearray:
-    """Return a small file with a variable and an attribute; if `filled`, enough attributes for a heap.
+    """Return a file of a variable and an attribute; `filled` adds enough attributes for a heap.
 
     The version `ordered` tracks the order in which links and attributes are created.
     """
@@ -185,7 +185,7 @@ def message(name: str, anchor: bytes, place: int, value: bytes) -> Change:
 
 
 def ordered(count: bytes, place: int, value: bytes) -> Change:
-    """Change an information message: version 0, both flags, the count, and no address of an index."""
+    """Change an information message: version 0, both flags, the count, no address of an index."""
     return message("/", b"\0\3" + count + b"\xff" * 24, 2 + place, value)
 
 

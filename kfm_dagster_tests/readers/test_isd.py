@@ -1,4 +1,4 @@
-"""The ISD reader: properties, agreement with the key, cut, hostile and large objects, samples."""
+"""The ISD reader: properties, agreement with the key, cut and hostile objects, samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of NetCDF-4 grids: axes, times, the datacube, hostile bytes, projections and positions."""
+"""The reader of NetCDF-4 grids: axes, times, datacube, hostile bytes, projections."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ LAMBERT = {
 
 
 def projected(x: Any, y: Any, mapping: Mapping[str, Any], *, units: str = "m") -> bytes:
-    """Return a field on a projection whose axes have the attribute `axis`, as in the sea ice record."""
+    """Return a projected field whose axes have the attribute `axis`, as in the sea ice record."""
 
     def change(file: h5py.File) -> None:
         for name in ("field", "lat", "lon"):

@@ -1,4 +1,4 @@
-"""The NEXRAD Level III reader: real objects, cuts, samples, agreement with the key, hostile bytes."""
+"""The NEXRAD Level III reader: real objects, cuts, samples, keys, hostile bytes."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_an_object_in_its_transmission_has_the_same_metadata() -> None:
 
 
 def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: int = 0) -> bytes:
-    """Return the object with the message in NOAAPort's frames; the last `plain` are uncompressed."""
+    """Return the object with its message in NOAAPort's frames, the last `plain` uncompressed."""
     sent = control + content
     frames = [sent[start : start + FRAME_BYTES] for start in range(0, len(sent), FRAME_BYTES)]
     packed = [zlib.compress(frame, 9) for frame in frames[: len(frames) - plain]]

@@ -1,4 +1,4 @@
-"""The end of a NEXRAD volume, and volumes in chunks: completeness, agreement with the key, hostile bytes."""
+"""NEXRAD volumes' ends and chunks: completeness, agreement with the key, hostile bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make truth`: compare real objects with independent readers, and print each family's figures."""
+"""`make truth`: compare real objects with independent readers; print figures by family."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_field_of_every_real_object_equals_the_independent_reader(
 
 
 def figures_of(outcomes: list[Outcome]) -> str:
-    """Return the equal fields of a family, the largest differences of its boxes and times, and its requests."""
+    """Return a family's equal fields, largest differences of boxes and times, and requests."""
     compared, differing = (sum(len(getattr(item, name)) for item in outcomes) for name in ("compared", "differing"))
     box, time = (max((item.largest(unit) or 0.0 for item in outcomes), default=0.0) for unit in (DEGREES, SECONDS))
     requests = max((len(item.source.requests) for item in outcomes), default=0)

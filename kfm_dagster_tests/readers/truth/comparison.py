@@ -43,7 +43,7 @@ class CountingSource(BytesSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A value and the independent reader's. They must be equal, or differ by at most `within` if it is set."""
+    """A value and the independent reader's: equal, or at most `within` apart if that is set."""
 
     name: str
     actual: Any
@@ -196,7 +196,7 @@ def compares(
 
 
 def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> Iterator[RealObject]:
-    """Yield the real objects of the families, or of all with a comparison; each file of a folder is an object."""
+    """Yield the real objects of some families or of all; each file of a folder is an object."""
     for path, entry in reference.items():
         family, file = entry["family"], folder / path
         if family not in FAMILIES or family not in (families or FAMILIES) or why_not_compared(path, entry):

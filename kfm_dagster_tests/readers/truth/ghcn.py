@@ -1,4 +1,4 @@
-"""GHCNh and GHCN-Daily: compare their rows with those read by Python's csv, pandas and pyarrow."""
+"""GHCNh and GHCN-Daily: compare rows with those read by csv, pandas and pyarrow."""
 
 from __future__ import annotations
 

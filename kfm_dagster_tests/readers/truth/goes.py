@@ -1,4 +1,4 @@
-"""GOES-R: compare header values of ABI and GLM with netCDF4 and h5py, and the Item's properties."""
+"""GOES-R: compare ABI and GLM headers with netCDF4 and h5py, and the Item's properties."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def images_of(content: bytes) -> dict[str, dict[str, Any]]:
 
 
 def stored(band: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[Compared]:
-    """Compare type, fill value, unit and packing of a band; an attribute that the file lacks is None."""
+    """Compare a band's type, fill value, unit and packing; an absent attribute is None."""
     packed, fill = np.dtype(image["dtype"]), image.get("_FillValue")
     shown = np.dtype(f"u{packed.name}") if image.get("_Unsigned") == "true" else packed
     yield same("bands.data_type", band["data_type"], shown.name)
@@ -116,7 +116,7 @@ def goes_abi(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
 
 
 def _box_of_edges(expected: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the box, by PROJ, of the Earth within the outer pixels' edges: along the edges and the limb."""
+    """Return the box, by PROJ, of the part of the Earth within the outer pixels' edges."""
     grid = expected["goes_imager_projection"]
     origin, height = grid["longitude_of_projection_origin"], grid["perspective_point_height"]
     scan = Proj(

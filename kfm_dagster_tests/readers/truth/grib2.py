@@ -1,4 +1,4 @@
-"""GRIB2 of any model: compare the first field, and the extent of its grid's points, with ecCodes."""
+"""GRIB2 of any model: compare the first field and the extent of its points with ecCodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
 
 
 def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator[Compared]:
-    """Compare a box with that of all points by ecCodes; over a pole the box is larger than the points'."""
+    """Compare a box with that of ecCodes' points; over a pole it is larger."""
     if "error" not in grid:
         # Raw longitudes of a grid over Greenwich are from 0 to 360.
         west, east = grid["first"][1], grid["last"][1]
@@ -128,7 +128,7 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
 
 
 def held_times(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime, datetime, datetime]:
-    """Return start, end and datetime by ecCodes' step range (`120`, `0-12`, `30m`) or the window in MRMS's name."""
+    """Return start, end and datetime by ecCodes' step range or the window in MRMS's name."""
     windows: dict[timedelta, list[datetime]] = defaultdict(list)
     for field in fields:
         run = datetime.fromisoformat(field["refTime"])

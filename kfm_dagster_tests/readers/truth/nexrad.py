@@ -115,7 +115,7 @@ def nexrad_chunks(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
 
 
 def _joined_chunks(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
-    """Compare the joined chunks, which are a volume of the archive, as read by the archive's reader."""
+    """Compare the joined chunks, a volume of the archive, as read by the archive's reader."""
     content = b"".join(file.read_bytes() for file in sorted(real.beside.parent.iterdir()))
     metadata = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
     yield same("joined: nsweeps", metadata.native["end"]["radial"]["cut"], whole["nsweeps"])
@@ -216,7 +216,7 @@ def _footprint(metadata: HeaderMetadata, expected: Mapping[str, Any]) -> Iterato
 
 
 def _parameters(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return MetPy's values of the product-dependent parameters, for the products of the real objects."""
+    """Return MetPy's product-dependent parameters for the products of the real objects."""
     code, values = description["product_code"], dict(enumerate(description["parameters"], 1))
     scale = METPY_SCALES.get(code, 1)
     parameters: dict[str, Any] = {}
