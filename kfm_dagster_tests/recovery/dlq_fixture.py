@@ -1,4 +1,4 @@
-"""A dead-letter queue with every kind of message on a queue server, and a ledger that knows most of them.
+"""A dead-letter queue with every kind of message, and a ledger that knows most of them.
 
 Belongs here: helpers of dead-letter tests. Does not belong here: their assertions.
 """

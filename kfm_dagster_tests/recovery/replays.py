@@ -1,4 +1,4 @@
-"""Replays for tests: a ledger with units in any state, an engine, and a clock that a test moves.
+"""Replays for tests: units in any state, an engine, and a clock that a test moves.
 
 Belongs here: helpers of the replay engine's tests. Helpers of dead-letter tests are in `dlq_fixture.py`.
 """
@@ -35,7 +35,7 @@ SCOPE: dict[str, Any] = {"datasets": ["nexrad-l2"], "status": ["failed"], "event
 
 
 def document(*, env: str = "dev", mode: str = "failed-only", labels: dict[str, str] | None = None, **spec: Any) -> Any:
-    """Return a selection spec over the test units, with further `filters`, `limits` and `options`."""
+    """Return a selection spec of the test units, with further `filters`, `limits`, `options`."""
     filters = SCOPE | spec.pop("filters", {})
     return {
         "apiVersion": "kfm.nodd.replay/v1",

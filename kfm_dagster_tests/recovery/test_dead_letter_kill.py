@@ -1,4 +1,4 @@
-"""A drain or redrive killed at any failpoint loses nothing, and the next one repeats nothing."""
+"""A drain or redrive killed at any failpoint loses nothing; the next one repeats nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executing replays: each unit once despite crashes, pause and resume, conflicts, differing results, audit."""
+"""Executing replays: each unit once, pause and resume, conflicts, differing results, audit."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_an_illegal_change_of_state_is_refused_in_one_line(stand: Stand) -> None
 
 
 def killed(stand: Stand, replay_run_id: str) -> set[str]:
-    """Advance, dying at a later moment each time, until an advance completes; return the moments."""
+    """Advance until done, dying at a later moment each time; return the moments of death."""
     moments: set[str] = set()
     for at in count(1):
         with dying(stand.pipeline.database, at=at) as death:

@@ -219,7 +219,7 @@ def test_no_option_readmits_a_unit_of_a_switched_off_dataset(stand: Stand) -> No
 
 
 def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> None:
-    """Change the contract's attempts, as a release may; a process's pipelines share the registry."""
+    """Change the contract's attempts, as a release may, for all pipelines of the process."""
     contract = stand.pipeline.registry["nexrad-l2"]
     retry = contract.retry.model_copy(update={"max_attempts": attempts})
     changed = contract.model_copy(update={"retry": retry})
@@ -288,7 +288,7 @@ STRICT = LIMITS[Environment.PROD]
 def traffic(
     *, age: float = 0, in_flight: int = 0, dataset: str = "goes-abi", recent: list[tuple[float, int]] | None = None
 ) -> Traffic:
-    """Return traffic: the age of pending live units, batches in flight, and recent batches (seconds ago, records)."""
+    """Return traffic: seconds that live units wait, batches in flight, recent (age, records)."""
     return Traffic(
         now=NOW,
         in_flight=[("replay", number, dataset) for number in range(in_flight)],

@@ -1,4 +1,4 @@
-"""Selections: strict documents, reproducible records and order, and their replays through the real chain."""
+"""Selections: strict documents, reproducible records and order, and replays by the chain."""
 
 from __future__ import annotations
 
