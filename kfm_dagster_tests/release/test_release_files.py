@@ -1,4 +1,4 @@
-"""What a release has beside wheel and sdist: an SBOM of all that is locked, and a statement of what was built."""
+"""A release's files beside wheel and sdist: the SBOM, and the statement of digests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script() -> ModuleType:
 
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a target with the tools of this environment, which is not installed again."""
+    """Run a target with the tools of this environment, without installing them again."""
     typed = ["make", "-s", *arguments, f"BIN={Path(sys.executable).parent}", "INSTALLED="]
     return subprocess.run(typed, cwd=ROOT, env={**os.environ, **variables}, check=False, capture_output=True, text=True)
 
@@ -42,7 +42,7 @@ def test_the_sbom_names_every_locked_package_once_with_its_version(tmp_path: Pat
     locked = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert named == sorted((canonicalize_name(name), version) for name, version in locked)
     assert len(named) > 200
-    # Who looks packages up in a list of advisories does so by these.
+    # Lists of advisories name packages by their purl.
     assert all(one["purl"].startswith("pkg:pypi/") for one in sbom["components"])
 
 

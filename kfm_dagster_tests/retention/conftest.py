@@ -1,4 +1,4 @@
-"""Fixtures of the retention tests: a pipeline over a folder of objects, and its retention under a role of its own."""
+"""Fixtures of the retention tests: a pipeline over a folder, and retention by its own role."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Keeping = Callable[..., Retention]
 
 @pytest.fixture
 def retention_url(request: pytest.FixtureRequest, database_url: str) -> str:
-    """The database of the test, on PostgreSQL as the role of retention."""
+    """URL of the test's database; on PostgreSQL as the role of retention."""
     if database_url.startswith("sqlite"):
         return database_url
     role = request.getfixturevalue("retention_role")
@@ -31,7 +31,7 @@ def retention_url(request: pytest.FixtureRequest, database_url: str) -> str:
 
 @pytest.fixture
 def keeping(pipeline: Pipeline, retention_url: str) -> Iterator[Keeping]:
-    """Return the retention of `pipeline` by ages of the kinds that are files."""
+    """Return the retention of `pipeline` by the ages of its kinds of files."""
     database = Database.open(retention_url)
 
     def make(**ages: object) -> Retention:
@@ -47,12 +47,12 @@ def keeping(pipeline: Pipeline, retention_url: str) -> Iterator[Keeping]:
 
 
 def written_at(folder: Path, seconds: float) -> None:
-    """Let every file below a folder have been written at that moment."""
+    """Set the modification time of every file below a folder."""
     for path in folder.rglob("*"):
         if path.is_file():
             os.utime(path, (seconds, seconds))
 
 
 def files(folder: Path) -> set[str]:
-    """Names of the files below a folder."""
+    """Return the names of the files below a folder."""
     return {path.name for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""`retention.yaml`, which removes nothing as shipped; retention in a bucket of S3, and its role on PostgreSQL."""
+"""`retention.yaml`, which deletes nothing as shipped; retention in S3; the role's rights."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ NO_RIGHT = "42501"
 
 @pytest.fixture
 def owner(postgres_url: str, retention_role: str, contracts: Any) -> Iterator[Database]:
-    """A migrated database with a unit in quarantine, connected as its owner; the role has its rights."""
+    """A migrated database with a quarantined unit, as its owner; the role has its rights."""
     opened = Database.open(postgres_url)
     grant_retention_role(opened, retention_role)
     make_bench(opened, contracts).bring_to("quarantined", envelope())
@@ -146,7 +146,7 @@ def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, reten
     assert {"nodd_wal_records", "nodd_wal_transitions", "governance_log", "quarantine_cases"} <= set(tables)
     let_in = []
     for table in tables:
-        column = looked_at.get_columns(table)[-1]["name"]  # the first may be a number that only the database gives
+        column = looked_at.get_columns(table)[-1]["name"]  # the first may be a number that only the database sets
         typed = [
             f"DELETE FROM {table}",
             f"UPDATE {table} SET {column} = {column}",

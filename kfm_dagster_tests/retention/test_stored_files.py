@@ -1,4 +1,4 @@
-"""Landed messages, outputs of stages, evidence: what is old and needed by nothing goes, no row of the ledger does."""
+"""Old messages, outputs and evidence are deleted unless they are needed; ledger rows stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store_of(pipeline: Pipeline) -> Path:
 
 
 def grow_old(pipeline: Pipeline) -> None:
-    """Let every file have been written long ago, and let more than a year pass."""
+    """Date every file long ago, and move the clock by more than a year."""
     written_at(store_of(pipeline), LONG_AGO)
     pipeline.clock.now += LATER
 
@@ -53,7 +53,7 @@ def ingest(pipeline: Pipeline, *items: chain.StoredObject) -> None:
 
 
 def planned(retention: Retention) -> tuple[int, int]:
-    """How many files are older than the policy of the one kind, and how many of them would go."""
+    """Return the number of the kind's files beyond the policy's age, and how many are deletable."""
     [one] = retention.plan()
     return one.old, one.removed
 
@@ -68,7 +68,7 @@ def outputs(pipeline: Pipeline) -> set[str]:
 
 
 def named_by(pipeline: Pipeline, run_id: str) -> set[str]:
-    """Files that run-state names as a run's outputs."""
+    """Return the files that run-state names as a run's outputs."""
     return {str(state.artifact_uri).rpartition("/")[2] for state in pipeline.stages.run_states.of_run(run_id)}
 
 
@@ -82,7 +82,7 @@ def newest_stage(pipeline: Pipeline) -> datetime:
 def test_a_file_goes_one_second_past_its_age_and_not_before(pipeline: Pipeline, keeping: Keeping, kind: str) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     age = timedelta(days=30)
-    # What the database knows is older than the file.
+    # The database's times are older than the file's.
     wrote = newest_stage(pipeline) + timedelta(days=1)
     written_at(store_of(pipeline), wrote.timestamp())
     retention = keeping(**{kind: "30d"})
@@ -108,7 +108,7 @@ def test_messages_stay_until_so_long_after_they_were_received(pipeline: Pipeline
 def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     for run_id in ("second", "third"):
-        # They find nothing new, and the third names what the second has stored.
+        # They find nothing new; the third names the outputs of the second.
         pipeline.clock.forward(3600)
         chain.run_chain(pipeline, "nexrad-l2", PARTITION, run_id)
     named = named_by(pipeline, "third")
@@ -162,7 +162,7 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
         own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
     assert traces.records(pipeline)[item.uri].status == status
     with pipeline.database.engine.begin() as connection:
-        # Only the unit keeps it: whatever became of the message.
+        # The unit's status protects the file, whatever the message's state is.
         connection.execute(sa.text("UPDATE nodd_wal_deliveries SET state = 'ignored'"))
     grow_old(pipeline)
     assert planned(keeping(landing="30d")) == (1, 0)
@@ -211,7 +211,7 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
         ("jane", "artifacts"),
     ]
     assert entries[0].details["keep_seconds"] == 30 * 86_400
-    # Nothing is left, and nothing is noted.
+    # Nothing is left to delete or to log.
     assert [one.removed for one in retention.run(actor="jane")] == [0, 0, 0]
     assert len(own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)) == 2
 
@@ -235,7 +235,7 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     meanwhile = list(pruner.batches(pipeline.clock.now))
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
-    # Another retention deletes the same.
+    # The second retention deletes the same files.
     for batch in meanwhile:
         pruner.remove(batch)
 
@@ -297,7 +297,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
     grow_old(pipeline)
     list(keeping(artifacts="30d", landing="30d").run(actor="jane"))
     assert {Path(name).suffix for name in files(store_of(pipeline))} == {".ndjson"}  # the bucket's listing
-    # A run that finds nothing new relies on nothing that is gone.
+    # A run that finds nothing new needs none of the deleted files.
     seen: list[Any] = []
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new-either", seen=seen.append)
     assert [list(batch.envelopes) for batch in seen] == [[]] * len(seen)
@@ -313,7 +313,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "again", Source.LEDGER)
     assert traces.records(pipeline)[item.uri].status is Status.SUCCEEDED
     assert traces.outcomes(pipeline) == before
-    # What asks for the first run's own output is told so in one line.
+    # Loading the deleted output of the first run fails in one line.
     with pytest.raises(ArtifactError, match=r"is gone; next: .*kfm retention plan"):
         pipeline.stages.port.load_output("nexrad-l2.metadata_extract", f"round-0-{PARTITION}")
 
