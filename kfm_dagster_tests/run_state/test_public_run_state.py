@@ -1,4 +1,4 @@
-"""Public run-state in Items, OpenLineage events and PROV documents, which name no governed dataset."""
+"""Public run-state in Items, events and PROV documents names no governed dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MASKED = "governed-752b4a88"
 
 
 def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> DatasetContract:
-    """Return the GOES contract with this governance, and a Collection without the dataset's name."""
+    """Return the GOES contract with this governance, and a Collection of another name."""
     known = contracts["goes-abi"]
     return known.model_copy(
         update={

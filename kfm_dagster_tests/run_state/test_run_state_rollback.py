@@ -1,4 +1,4 @@
-"""Rollbacks of data and run-state: afterwards only the nodes run whose inputs or outputs changed.
+"""After a rollback of data and run-state, only nodes with changed inputs or outputs run.
 
 Small nodes read one table of words and write another, both outside the database. A folder stands in for a lakeFS
 branch: a commit copies it, a revert restores the copy. For Delta Lake the tests use its RESTORE.
@@ -53,7 +53,7 @@ class DeltaTables:
 
 @dataclass
 class Branch:
-    """A branch of a lakeFS repository as seen by its gateway: data and run-state below one prefix."""
+    """A lakeFS branch as its gateway shows it: data and run-state below one prefix."""
 
     repository: Path
     commits: list[Path] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The contract of every run-state store (two databases, objects, Delta), and one store per environment."""
+"""The contract of every run-state store (databases, objects, Delta), one per environment."""
 
 from __future__ import annotations
 
