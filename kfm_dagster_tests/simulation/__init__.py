@@ -1,1 +1,1 @@
-"""A deterministic simulation of a whole deployment: real code in a world generated from a seed."""
+"""A deterministic simulation of a deployment: real code in a world from a seed."""

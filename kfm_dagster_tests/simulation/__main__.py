@@ -1,4 +1,4 @@
-"""Explore: `python -m kfm_dagster_tests.simulation --seeds 10000 --steps 1000000`, or simulate one seed again."""
+"""Simulate: `python -m kfm_dagster_tests.simulation --seeds 10000 --steps 1000000`."""
 
 from __future__ import annotations
 

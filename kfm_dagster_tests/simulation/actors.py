@@ -108,7 +108,7 @@ class Execution:
                 return
 
     def _step(self, kind: type[ChainNode], upstream: StageBatch | None) -> StageBatch | None:
-        """Execute a step with the retries of the pipeline card; return None if it failed permanently."""
+        """Execute a step with the pipeline card's retries; return None if it failed permanently."""
         tries = 0
         while True:
             tries += 1
@@ -168,7 +168,7 @@ class Execution:
 
 
 def person(world: World, actor: Actor) -> None:
-    """Make decisions from time to time; once faults end, only empty the dead letters and switch on."""
+    """Make decisions from time to time; once faults have ended, repeat once, then finish."""
     pipeline = world.pipeline(actor)
     rng = world.scheduler.rng
     habits = rng.sample(DECISIONS, k=rng.randint(1, 5))
@@ -236,7 +236,7 @@ def _list_a_day(world: World, pipeline: Pipeline) -> None:
 
 
 def _finish(world: World, pipeline: Pipeline) -> None:
-    """Switch all datasets on, empty the dead letters, and release units with readable, sound objects."""
+    """Switch datasets on, empty the dead letters, release quarantined units of sound objects."""
     for dataset in sorted(own_tx(pipeline.ledger.switches).engaged()):
         pipeline.ledger.switches.release(dataset, PERSON)
     _drain(world, pipeline)

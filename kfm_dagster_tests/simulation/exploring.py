@@ -1,4 +1,4 @@
-"""Many seeds, simulated by several processes, and their totals. Does not belong here: one seed (`history.py`)."""
+"""Many seeds, simulated by several processes, and their totals (one seed: `history.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants: an account of the world, kept without the product, that the product must agree with.
+"""The invariants: the product must agree with an account of the world kept without it.
 
 After every commit the account reads the database directly; it knows the written objects from the feed, and the
 acting process from the scheduler. Each invariant is a method of `Account` and names its violation. Does not
@@ -235,7 +235,7 @@ class Account:
             raise ViolationError("attempts_are_bounded", f"{change}, {unit.overrides} overrides")
 
     def superseded_units_stay_out(self, change: Change) -> None:
-        """BEY-01: a superseded version is neither readmitted nor claimed, except by a person's decision."""
+        """BEY-01: a superseded version is readmitted or claimed only by a person's decision."""
         unit = self.units.get(change.wal_id)
         arrows = {("failed", "pending"), ("pending", "in_progress")}
         if unit is None or not unit.superseded or unit.overrides:
@@ -249,7 +249,7 @@ class Account:
             raise ViolationError("switched_off_is_left_alone", f"{action} of {dataset} while {self.off} is off")
 
     def only_the_holder_settles(self, change: Change, actor: Actor) -> None:
-        """BEY-02: only its worker, a rollback of its run, or the recovery of a lost run ends an attempt."""
+        """BEY-02: an attempt is ended only by its worker, its run's rollback, or a recovery."""
         unit = self.units.get(change.wal_id)
         if unit is None or change.from_status != "in_progress" or change.reason in {"worker_lost", "lease_expired"}:
             return
@@ -280,14 +280,14 @@ class Account:
             raise ViolationError("history_matches_the_records", f"{len(self.units)} units, {count} records")
 
     def older_versions_are_superseded(self, records: dict[str, Standing]) -> None:
-        """BEY-01: of the versions of an object in the ledger, all but the newest are marked superseded."""
+        """BEY-01: all versions of an object in the ledger but the newest are marked superseded."""
         for wal_id, unit in self.units.items():
             newer = [other for other in self.world.feed.newer(wal_id) if other in records]
             if newer and not unit.superseded:
                 raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
 
     def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02, BEY-01: an Item is written under a claim; only a permitted undo returns it to an older version."""
+        """BEY-02, BEY-01: an Item is written under a claim; only a permitted undo reverts it."""
         items = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id, content_sha256 FROM catalog_items")
         shown = {item_id: Shown(*row) for item_id, *row in items}
         for item_id in sorted(self._items.keys() | shown.keys()):
@@ -317,7 +317,7 @@ class Account:
                 raise ViolationError("successes_have_lineage", f"{record}")
 
     def run_state_has_the_output_of_its_stage(self) -> None:
-        """PCS-04: if a stage's newest attempt succeeded, run-state has the output of a successful attempt.
+        """PCS-04: run-state has the output of a successful attempt if a stage's newest succeeded.
 
         If several worked on the same inputs, it is the first's: a success is not overwritten.
         """

@@ -1,4 +1,4 @@
-"""The simulated database: real SQLite with the real schema, in memory, cloned from one migrated template.
+"""The simulated database: real SQLite in memory, cloned from one migrated template.
 
 One connection serves every actor, so a transaction blocks the others, as SQLite's single writer does. Every
 statement is a point at which its actor may die; the world is notified of each commit. Does not belong here: the content

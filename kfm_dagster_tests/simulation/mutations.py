@@ -1,4 +1,4 @@
-"""Mutations: deliberate breakages of one rule of the product, and the invariant that must detect each.
+"""Mutations: each breaks one rule of the product, and one invariant must detect it.
 
 An invariant that no mutation violates proves nothing. Each mutation removes one guard (a condition of a statement,
 a trigger, a call); where the database has a second guard, both are removed, with a comment. Does not belong here:

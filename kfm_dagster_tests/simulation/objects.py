@@ -1,4 +1,4 @@
-"""The simulated objects: the providers' buckets as the product reads them, and the objects' content.
+"""The simulated objects: the providers' buckets as the product reads them.
 
 An object is its format's first bytes and a JSON document, which `DocumentReader` returns as the readers of the real
 formats do. Does not belong here: the writer of objects (`feed.py`), stores that the product writes to (`services.py`).
@@ -86,7 +86,7 @@ class SimulatedObjects(ObjectStores):
 
 
 class SimulatedObject(RemoteObject):
-    """An object of a bucket, looked up by every request; once its ETag is known, only that version."""
+    """An object that every request looks up; once its ETag is known, only that version."""
 
     size = SIZE
 

@@ -1,4 +1,4 @@
-"""The outside view: the objects that the feed wrote, and the published catalog and lineage files.
+"""The outside view: objects that the feed wrote, published catalog, and lineage files.
 
 It reads neither ledger nor database, so it is independent of the product's tables. Does not
 belong here: the inner invariants (`invariants.py`).
@@ -103,7 +103,7 @@ class Outside:
         ]
 
     def _items(self) -> Iterator[tuple[str, Any]]:
-        """Yield the Items that a reader finds by links; unlinked files of dead processes do not count."""
+        """Yield the Items that links reach; unlinked files of dead processes do not count."""
         for path in self._reached(ROOT):
             document = orjson.loads(self._world.publisher.files.get(path, b"{}"))
             if document.get("type") == "Feature":

@@ -1,4 +1,4 @@
-"""The scheduler: actors run one at a time, and may be switched, stalled or killed at each point.
+"""The scheduler runs one actor at a time, and may switch, stall or kill it at each point.
 
 An actor is a greenlet that runs real code, a process or a thread of one; every failpoint of that code
 (`kfm_dagster/failpoints.py`), every call to a simulated service and every SQL statement is a point. Which actor goes
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 @dataclass(kw_only=True, eq=False)
 class Actor:
-    """A process, or a thread of the process `of`. Its clock is wrong by `skew`; `run_id` is its run's, if any."""
+    """A process, or a thread `of` one; its clock is wrong by `skew`, and `run_id` is its run."""
 
     name: str
     skew: timedelta
@@ -158,7 +158,7 @@ class Scheduler:
             raise Killed
 
     def statement(self) -> None:
-        """Reach a SQL statement: no other actor runs, but this one may die in its transaction. Raises Killed."""
+        """Reach a SQL statement: no other actor runs, but this one may die. Raises Killed."""
         actor = self.current
         if actor is None:
             return
@@ -174,7 +174,7 @@ class Scheduler:
         self.trace.append(line)
 
     def _stall(self, actor: Actor) -> None:
-        """Make an actor hang, alone (a request without answer) or with its process (a paused virtual machine)."""
+        """Stall an actor alone (an unanswered request) or its process (a paused virtual machine)."""
         self.happened["stalled"] += 1
         actor.stalled = True
         actor.wake = self.now + timedelta(seconds=self.rng.choice(STALLS) * self.rng.random())

@@ -1,4 +1,4 @@
-"""The simulated services: SQS with a dead-letter queue, the stores that we write to, and a follower.
+"""The simulated services: SQS with dead letters, the product's stores, and a follower.
 
 Each is a dictionary with only the guarantees of the real service: SQS delivers at least once, in any order, hides a
 message for a time, and moves it to the dead letters after too many receives; a store or a publication may fail.
@@ -76,7 +76,7 @@ class Broker:
         return message
 
     def receive(self, queue: str, limit: int, hidden: float) -> list[SqsMessage]:
-        """Deliver some visible messages in any order; move those received too often to the dead letters."""
+        """Deliver visible messages in any order; move exhausted ones to the dead letters."""
         now, rng = self.scheduler.now, self.scheduler.rng
         visible = [message for message in self.queues[queue].values() if message.visible_at <= now]
         rng.shuffle(visible)
@@ -291,7 +291,7 @@ class _Staged:
 
 
 class Mirror:
-    """A follower of the catalog whose rows keep their change id, so a stalled writer overwrites no newer row."""
+    """A follower whose rows keep their change id, so that no stalled writer undoes a newer one."""
 
     name = "mirror"
     after: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""The simulation keeps its invariants, reaches the required events, and detects mutations of the product."""
+"""The simulation keeps its invariants, reaches required events, and detects mutations."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class World:
         self.scheduler.spawn(name, live, skew=self._skew(), run_id=run_id)
 
     def looks_dead(self, run_id: str) -> bool:
-        """Return whether a run monitor reports a run as dead: if it is, and sometimes if it only hangs."""
+        """Return whether a run monitor reports a run as dead: if it is, or by chance if it hangs."""
         processes = (actor for actor in self.scheduler.actors if actor.of is None and not actor.dead)
         working = [actor for actor in processes if actor.run_id == run_id]
         if not working:
@@ -258,7 +258,7 @@ class World:
             self.scheduler.note(f"{actor} was refused: {type(error).__name__}")
 
     def surprised_by(self, error: Exception) -> None:
-        """Raise SurpriseError for a run's error that is neither a service's nor one of the product's."""
+        """Raise SurpriseError for a run's error that is neither a service's nor the product's."""
         cause = error.cause if isinstance(error, StageFailedError) else error
         # The database refuses a transition only if the ledger failed to check it.
         if isinstance(cause, IllegalTransitionError) or not isinstance(cause, (KfmError, BaseError, OSError)):
