@@ -1,4 +1,4 @@
-"""Batches for gates: units of sample objects, read by the real operators, at any point of the chain."""
+"""Batches for gates: units of samples, read by the real operators, at any point of a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gates over batches of sample objects: each fails for its faults and passes correct batches."""
+"""Gates over batches of samples: each fails for its faults and passes correct batches."""
 
 from __future__ import annotations
 

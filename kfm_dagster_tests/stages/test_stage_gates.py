@@ -1,4 +1,4 @@
-"""The run contract under the pipeline card: effects of gates, stops, retries and rollback on a stage."""
+"""The run contract under the pipeline card: effects of gates, stops, retries, rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages and their audit in the database: writes through the store, and refused hand-typed changes."""
+"""Stages and their audit in the database: writes by the store, refused hand-typed changes."""
 
 from __future__ import annotations
 

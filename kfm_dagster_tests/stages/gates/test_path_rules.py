@@ -68,7 +68,7 @@ def test_g7_passes_computed_covariances_and_names_the_unit_of_a_singular_one() -
 
 @pytest.mark.clause("PCS-04", "PCS-09")
 def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> None:
-    """E_UQ by coverage mismatch: the declared uncertainty of the atmosphere is ten times too small."""
+    """E_UQ by coverage mismatch: the atmosphere's declared uncertainty is ten times too small."""
     sure = volume(Sigmas(n0=3, scale_height_m=50))
     covariances = {GOOD: {"T_arr": volume().t_covariance}, BAD: {"T_arr": sure.t_covariance}}
     residuals = {GOOD: volume().residuals, BAD: sure.residuals}
