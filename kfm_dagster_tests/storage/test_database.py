@@ -1,4 +1,4 @@
-"""Opening, migrating and refusing databases; their schema, macros, and how SQLite plans each statement."""
+"""Opening, migrating and refusing databases; schema, macros, and SQLite's query plans."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def _statements() -> Iterator[tuple[str, TextClause]]:
 
 
 def _is_whole(line: str, text: str, partial: set[str]) -> bool:
-    """Return whether a plan's line reads a growing table completely, or a whole collection of it."""
+    """Return whether a plan's line reads all of a growing table, or of one of its collections."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
     read = re.match(r"(SCAN|SEARCH) (\w+)(?:.*? INDEX (\w+))?", line)
     if read is None or aliases.get(read[2], read[2]) not in GROWING or read[3] in partial:

@@ -1,4 +1,4 @@
-"""Recorded rows cannot be changed, deleted, truncated or replaced by hand, not even by the tables' owner.
+"""Recorded rows cannot be changed, deleted, truncated or replaced by hand, even by an owner.
 
 On both databases, each attempt is refused by its rule. `ledger/test_ledger_state_machine.py` tests records.
 """
@@ -236,7 +236,7 @@ WAY = {
 
 @dataclass(frozen=True)
 class Guarded:
-    """A table's guard: an accepted change, further changeable columns, and columns kept once set."""
+    """A table's guard: an accepted change, more changeable columns, and columns set once."""
 
     rule: str
     change: Mapping[str, Any]

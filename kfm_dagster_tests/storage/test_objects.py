@@ -1,4 +1,4 @@
-"""Object stores: only declared objects are read, each in one request, and failures have codes."""
+"""Object stores read only declared objects, each in one request; failures have codes."""
 
 from __future__ import annotations
 

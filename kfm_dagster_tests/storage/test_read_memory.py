@@ -1,4 +1,4 @@
-"""Memory of the S3 client per request, and its release; `make bench` measures a run's memory."""
+"""The S3 client's memory per request, and its release; `make bench` measures a run's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_read_uses_a_small_multiple_of_its_bytes() -> None:
 
 
 def _answer_in_pieces(server: socket.socket, together: threading.Barrier) -> None:
-    """Answer one request in pieces, in step with all others, so that all are in flight until the end."""
+    """Answer a request in pieces, in step with all others, so that all stay in flight."""
     connection, _ = server.accept()
     with connection:
         request = b""

@@ -1,4 +1,4 @@
-"""Database errors that count as refusals of a value, by class of code, and errors that do not."""
+"""Database errors that count as refusals of a value, by class of code, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roots of files: the first deployment marks an empty root and others are refused, in folder and bucket."""
+"""Roots of files: the first deployment marks an empty root, and others are refused."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ SOCKETS = 32 * 1024 * 1024
 
 @contextmanager
 def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int]]]:
-    """Yield a bucket whose store sends a body of this size, and a function that counts the sent bytes."""
+    """Yield a bucket whose store sends `body` bytes, and a function that counts the sent ones."""
     sent: list[int] = []
 
     def serve(server: socket.socket) -> None:
