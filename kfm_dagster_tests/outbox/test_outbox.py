@@ -111,7 +111,7 @@ def test_a_dead_workers_entry_is_claimed_again_when_its_lease_is_over(
     now.passes(microseconds=1)
     second = claimed(outbox)
     assert (second.turn, second.failures) == (2, 0)
-    # What the late worker writes then changes nothing.
+    # The late worker's writes change nothing.
     assert not outbox.defer(late, "late")
     finish(database, outbox, late)
     assert outbox.defer(second, "down")

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP on loopback; it decodes requests by OpenTelemetry's protobuf classes."""
+"""A receiver of OTLP over HTTP that decodes by OpenTelemetry's protobuf classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedSpan:
-    """A received span; times in nanoseconds since 1970, `error` None for a span without an error."""
+    """A received span; times in nanoseconds since 1970; `error` is None without an error."""
 
     name: str
     trace_id: str

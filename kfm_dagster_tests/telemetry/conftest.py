@@ -22,7 +22,7 @@ def dated(at: datetime, status: int = 403, **headers: str) -> WebAnswer:
 
 @pytest.fixture
 def date_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """Open a server that refuses every request, with the current time as Date, unless a test replaces its answers."""
+    """Open a server that by default refuses every request, with the current time as Date."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with open_web_server() as server:

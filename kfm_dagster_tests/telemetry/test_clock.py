@@ -340,7 +340,7 @@ FIRST_READING = datetime(2025, 12, 3, tzinfo=UTC)
 
 
 def nist_phase() -> np.ndarray:
-    """Return the time error of the test data: 1000 frequencies n / (2^31 - 1), n' = 16807 n mod (2^31 - 1)."""
+    """Return the time error of 1000 frequencies n / (2^31 - 1), n' = 16807 n mod (2^31 - 1)."""
     n, frequencies = 1234567890, []
     for _ in range(1000):
         frequencies.append(n / 2147483647)

@@ -55,7 +55,7 @@ def run(process: str, home: Path, **environment: str) -> str:
 
 
 def traces(home: Path, **environment: str) -> list[Attempt]:
-    """Return the exported attempts of both processes by start; each error in the log must name its trace."""
+    """Return both processes' exported attempts by start; each logged error names its trace."""
     (home / "home").mkdir()
     migrated_sqlite(home / "home" / "kfm.db")
     by_trace: dict[str, dict[str, list[ReceivedSpan]]] = defaultdict(lambda: defaultdict(list))

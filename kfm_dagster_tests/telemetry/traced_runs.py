@@ -1,4 +1,4 @@
-"""The processes that `test_traces.py` traces; OpenTelemetry's provider cannot be replaced in a process.
+"""The processes that `test_traces.py` traces, because a process has one tracer provider.
 
 python -m kfm_dagster_tests.telemetry.traced_runs ingest|recover HOME OBJECTS
 """

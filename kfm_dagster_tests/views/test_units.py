@@ -1,4 +1,4 @@
-"""Searching units: every filter against a plain look through all records, page by page, whatever a page may examine."""
+"""Searching units: each filter against a look through all records, page by page."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ MIDDLE = START + timedelta(minutes=5, seconds=UNITS // 2)
 
 @dataclass(frozen=True)
 class Searched:
-    """A ledger with units in every state, of two datasets, that failed in several ways."""
+    """A ledger with units of two datasets in every state, with several kinds of errors."""
 
     pipeline: Pipeline
     bench: Bench
 
     def records(self) -> list[NoddWalRecord]:
-        """All of them, the newest event first."""
+        """Return all records, the newest event first."""
         return self.bench.ledger.find(limit=10_000)
 
     def pages(self, wanted: UnitFilter, *, limit: int) -> Iterator[list[str]]:
-        """Ids of every page; a page that came to its bound may be empty."""
+        """Yield the ids of each page; a page that reached its bound may be empty."""
         after = None
         while True:
             page = search_units(self.pipeline, wanted, after, limit)
@@ -206,7 +206,7 @@ def test_a_filter_comes_back_from_its_query(wanted: UnitFilter) -> None:
 
 
 def operator_of(record: NoddWalRecord) -> str | None:
-    """The operator that a unit of these codes left the chain at."""
+    """Return the operator at which the unit failed by its error code."""
     of_codes = {
         "missing_object": "integrity_check",
         "bad_magic": "integrity_check",
@@ -238,13 +238,13 @@ def _fill(bench: Bench) -> None:
 
 
 def _registered(unit: Any) -> Any:
-    """The unit with an Item whose id is no part of its key."""
+    """Return the unit with an Item whose id does not occur in its key."""
     whole = finished(unit)
     return whole.evolve(stac=replace(whole.stac, item_id=f"Scan-of-{unit.dataset}"))
 
 
 def _unread(unit: Any, code: str) -> Any:
-    """The unit as it leaves a chain that it left at metadata-extract."""
+    """Return the unit after it has failed at metadata-extract."""
     issue = Issue(code=code, severity=Severity.FAILED, message="it cannot be read")
     whole = finished(unit)
     return whole.evolve(metadata=Metadata(status=CheckStatus.FAILED, issues=(issue,)), stac=None, provenance=None)
