@@ -96,6 +96,18 @@ def test_a_protocol_has_at_most_eight_members() -> None:
     assert {name: members for name, members in member_counts.items() if members > 8} == {}
 
 
+def test_the_first_line_of_a_docstring_has_at_most_90_characters() -> None:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    first_lines = [
+        (path, (ast.get_docstring(node) or "").partition("\n")[0])
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, documented)
+    ]
+    assert len(first_lines) > 5_000
+    assert [(path, line) for path, line in first_lines if len(line) > 90] == []
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Import all modules except the listed ones in an empty environment; return the effects."""

@@ -127,7 +127,7 @@ class Catalog:
         return undo_run(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions (publications of an Item's version), by Item id; otherwise as `undo`.
+        """Undo single promotions, given by Item id; otherwise as `undo`.
 
         An Item is skipped if its current version is from another promotion.
         """

@@ -114,7 +114,7 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
 
 
 def anchor_resolution(masking: Masking) -> int:
-    """Return the coarsest H3 resolution that leaves half of the ring: its width less a cell's diameter."""
+    """Return the coarsest H3 resolution with cells of at most half the ring's width."""
     low, high = _ring(masking)
     return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= (high - low) / 2)
 

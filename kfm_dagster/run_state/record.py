@@ -25,7 +25,7 @@ from kfm_dagster.errors import KfmError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReference:
-    """An input: its URI and the version of its content. `query` and `window` are those of a call to a service."""
+    """An input: URI and version of its content; `query` and `window` of a call to a service."""
 
     uri: str
     checksum: str | None = None

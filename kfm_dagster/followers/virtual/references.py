@@ -43,7 +43,10 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStep:
-    """An Item at its `place` along the store's first dimension: `values` of small arrays, `chunks` of large ones."""
+    """An Item at its `place` along a store's first dimension.
+
+    `values` are the bytes of small arrays, `chunks` those of large arrays.
+    """
 
     item_id: str
     content_sha256: str
