@@ -331,7 +331,7 @@ class Settings(BaseModel):
 
     @field_validator("first_day", mode="before")
     @classmethod
-    def _a_day_as_it_is_written(cls, value: object) -> object:
+    def _only_iso_dates(cls, value: object) -> object:
         # pydantic reads a number as seconds of a time: 20250101 would be a day of 1970.
         if isinstance(value, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) is None:
             raise ValueError("YYYY-MM-DD")

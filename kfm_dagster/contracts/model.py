@@ -314,7 +314,7 @@ class DatasetContract(Strict):
         return self.model_copy(update={"coverage": coverage.model_copy(update={"products": products})})
 
     @model_validator(mode="after")
-    def _objects_are_found(self) -> DatasetContract:
+    def _objects_are_discoverable(self) -> DatasetContract:
         if not self.notifications.topics and self.storage.scheduled_listing is None:
             raise ValueError(
                 "no object can be discovered: name notifications.topics that announce them, or give "
@@ -346,7 +346,7 @@ class DatasetContract(Strict):
         return self
 
     @model_validator(mode="after")
-    def _ledger_keeps_what_is_counted(self) -> DatasetContract:
+    def _ledger_has_counted_fields(self) -> DatasetContract:
         # Fields needed to find the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
         if not self.notifications.names_versions and lacking:
@@ -360,14 +360,14 @@ class DatasetContract(Strict):
         return self
 
     @model_validator(mode="after")
-    def _masking_keeps_what_is_required(self) -> DatasetContract:
+    def _masking_keeps_required_properties(self) -> DatasetContract:
         masking = self.governance.masking
         if masking and (hidden := set(self.metadata_extract.required) - set(masking.properties)):
             raise ValueError(f"metadata_extract.required {sorted(hidden)} are not in governance.masking.properties")
         return self
 
     @model_validator(mode="after")
-    def _virtual_stores_can_be_made(self) -> DatasetContract:
+    def _virtual_stores_are_possible(self) -> DatasetContract:
         # A virtual store shows where an object's pixels are; it neither masks them nor checks who reads them.
         if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
             raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")

@@ -105,7 +105,7 @@ class Governance(Strict):
     masking: Masking | None = None
 
     @model_validator(mode="after")
-    def _declared_as_it_needs(self) -> Governance:
+    def _sensitivity_has_its_declarations(self) -> Governance:
         if self.sensitivity != "none" and self.access == "open":
             raise ValueError(f"sensitivity {self.sensitivity} needs access restricted or closed, but access is open")
         if self.indigenous_data_flag and self.consent is None:

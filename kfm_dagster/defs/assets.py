@@ -19,7 +19,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import DATASET_TAG, FORCE_TAG, QUEUE_KEY, asset_key, dataset_of, op_name, slug
-from kfm_dagster.defs.failing import refuse_foreign_roots, try_again_or_roll_back
+from kfm_dagster.defs.failing import refuse_foreign_roots, retry_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, not_evaluated
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
@@ -199,7 +199,7 @@ def _run_stage(
     except StageFailedError as error:
         if error.decision is not None:
             yield from gate_results(key, node.required_gates, error.decision, day=day(), console=console)
-        try_again_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
+        retry_or_roll_back(node, error, tries=context.retry_number + 1, log=context.log)
         raise dg.Failure(description=str(error), metadata={"error_class": error.error_class.value}) from error
     if stage.decision is None:
         yield from not_evaluated(key, node.required_gates, stage, day=day())

@@ -58,7 +58,7 @@ def redacted(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     return worked
 
 
-def try_again_or_roll_back(node: StageNode, error: BaseException, *, tries: int, log: dg.DagsterLogManager) -> None:
+def retry_or_roll_back(node: StageNode, error: BaseException, *, tries: int, log: dg.DagsterLogManager) -> None:
     """Ask Dagster to retry a stage if the pipeline card allows it, else roll back the run.
 
     `tries` counts the attempts of this Dagster run. Raises dagster.RetryRequested for another attempt.

@@ -7,7 +7,7 @@ from pydantic import PrivateAttr
 
 from kfm_dagster.defs.chain import dataset_of, node_of, tag_run
 from kfm_dagster.defs.display import account_of, arrivals_metadata, skip_metadata, stage_metadata
-from kfm_dagster.defs.failing import try_again_or_roll_back
+from kfm_dagster.defs.failing import retry_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.run_report import NodeAccount
@@ -58,7 +58,7 @@ class StageIOManager(dg.ConfigurableIOManager):
             batch = self.stages.commit(obj)
         except Exception as error:
             step = context.step_context
-            try_again_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
+            retry_or_roll_back(obj.node, error, tries=step.previous_attempt_count + 1, log=context.log)
             shown = redacted_error(error)
             raise shown from shown.__cause__
         dataset, noun = dataset_of(context.asset_key), context.asset_key.path[-1]

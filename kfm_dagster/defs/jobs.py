@@ -156,12 +156,12 @@ def retention_job() -> dg.JobDefinition:
     """Return the job `retention`, which is `kfm retention run`."""
 
     @dg.op(
-        name="remove_what_is_old",
+        name="remove_old_data",
         description="Deletes runs of Dagster, landed messages, outputs of stages and evidence of closed cases that are "
         "older than their ages in retention.yaml and not needed. No row of the ledger's database is deleted.",
     )
     @redacted
-    def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
+    def remove_old_data(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
         try:
             removed = _removed(context, pipeline.get().settings, pipeline.get().clock)
         except KfmError as error:
@@ -170,7 +170,7 @@ def retention_job() -> dg.JobDefinition:
         return removed
 
     return job_of(
-        remove_what_is_old,
+        remove_old_data,
         name=RETENTION_JOB,
         description="Delete old data by the policy of retention.yaml, as kfm retention run does. kfm retention plan "
         "shows beforehand what would be deleted.",

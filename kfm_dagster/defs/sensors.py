@@ -118,7 +118,7 @@ def ingest_sensors(
         requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, off=off)]
         requests += evidence_runs(QuarantineCases(opened.database, clock=opened.clock), at=opened.clock())
         if not requests:
-            why = _why_nothing_is_asked_for(ledger, off, days, today=opened.clock().date())
+            why = _reason_without_requests(ledger, off, days, today=opened.clock().date())
             return dg.SensorResult(skip_reason=why)
         return dg.SensorResult(run_requests=requests)
 
@@ -205,7 +205,7 @@ def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date
     )
 
 
-def _why_nothing_is_asked_for(
+def _reason_without_requests(
     ledger: Ledger, off: KillSwitchPolicy, days: dg.PartitionsDefinition, *, today: date
 ) -> str:
     known, unknown = of_known_days(ledger.pending_by_partition(), days.has_partition_key)

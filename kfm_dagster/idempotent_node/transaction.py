@@ -154,7 +154,7 @@ class IdempotentNodes:
         )
         end = StepEnd(volume=result.volume.with_declared(intent.payload), spent=self.meter.end(intent.wal_id))
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=result.claimed, tx=tx):
-            self._apply_again(intent, end, result.claimed, tx=tx)
+            self._write_second_intent(intent, end, result.claimed, tx=tx)
         advance(intent.node, intent.content_hash, at=self._clock(), tx=tx)
         return NodeResult(status=IntentStatus.APPLIED, output=output, applied_by=intent)
 
@@ -246,7 +246,9 @@ class IdempotentNodes:
         [output] = tx.rows(Output, "idempotent_node.output", content_hash=intent.content_hash)
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
-    def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
+    def _write_second_intent(
+        self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction
+    ) -> None:
         """Write a second, APPLIED intent, because the first was resolved while its worker still ran."""
         second = self.intents.append(
             run_id=intent.run_id,

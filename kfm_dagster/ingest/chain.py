@@ -159,7 +159,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
         if rollback is None or failed is None or not _is_audited(node, failed):
             raise
         _LOG.warning("run %s: run-state was not updated: %s", node.run_id, error_text(error))
-        _revoke_outputs_again(node)
+        _revoke_remaining_outputs(node)
     return rollback
 
 
@@ -175,7 +175,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
         return None
 
 
-def _revoke_outputs_again(node: ChainNode) -> None:
+def _revoke_remaining_outputs(node: ChainNode) -> None:
     """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
 
     A re-execution of the run would reuse these outputs as current.

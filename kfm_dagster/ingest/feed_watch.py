@@ -94,7 +94,7 @@ class FeedWatch:
         changed = closed = checked = 0
         for contract, coverage, feeds in self._followed():
             until = settled_until(coverage, self.clock())
-            days = self._days_to_look_at(contract, feeds, until)
+            days = self._days_to_check(contract, feeds, until)
             for day in days:
                 with self.gaps.database.snapshot() as view:
                     facts = partition_facts(contract, day.isoformat(), tx=view)
@@ -148,7 +148,7 @@ class FeedWatch:
             if contract.coverage is not None and contract.id in by_dataset and off.of(contract.id) is None:
                 yield contract, contract.coverage, by_dataset[contract.id]
 
-    def _days_to_look_at(
+    def _days_to_check(
         self, contract: DatasetContract, feeds: Sequence[FollowedProduct], until: datetime
     ) -> list[date]:
         earliest = until - timedelta(days=DAYS_BACK)

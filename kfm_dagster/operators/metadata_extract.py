@@ -95,7 +95,7 @@ def _checked(
     if missing := [name for name in rules.required if properties.get(name) is None]:
         findings.append((MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "missing " + ", ".join(missing)))
     findings += _missing_sidecars(header, contract)
-    findings += _made_after_storing(header, envelope.integrity.last_modified if envelope.integrity else None)
+    findings += _created_after_storing(header, envelope.integrity.last_modified if envelope.integrity else None)
     geometry, bbox = None, None
     try:
         geometry, bbox = footprint(header.geometry, decimals=rules.coordinate_decimals)
@@ -257,7 +257,7 @@ def _outdated(
     return findings
 
 
-def _made_after_storing(header: HeaderMetadata, stored: datetime | None) -> list[Finding]:
+def _created_after_storing(header: HeaderMetadata, stored: datetime | None) -> list[Finding]:
     """Return a finding when the object's own creation time is after its storage time."""
     created = header.properties.get("processing:datetime")
     if created is None or stored is None or datetime.fromisoformat(created) <= stored + CLOCK_TOLERANCE:

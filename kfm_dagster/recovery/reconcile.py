@@ -249,7 +249,7 @@ def _stray(
 ) -> tuple[int, list[str]]:
     """Return the number of the day's Items, and the Items of no recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
-    stray = [row.item_id for row in own_rows if not _answered_for(row)]
+    stray = [row.item_id for row in own_rows if not _may_succeed(row)]
     # Datasets that share a collection share its folder, so the files are compared only for the collection's owner.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
@@ -265,7 +265,7 @@ def _item_ids(grammar: KeyGrammarReader, uris: Iterable[str]) -> set[str]:
     return {match.item_id for match in matches if match is not None}
 
 
-def _answered_for(row: Any) -> bool:
+def _may_succeed(row: Any) -> bool:
     return row.status in {*_OPEN, Status.SUCCEEDED} or (row.status == Status.FAILED and row.next_attempt_at is not None)
 
 

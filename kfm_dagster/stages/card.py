@@ -313,7 +313,7 @@ class ReplayPlan(Strict):
 
     @field_validator("reasons")
     @classmethod
-    def _beside_the_ledgers_own(cls, value: dict[str, str]) -> dict[str, str]:
+    def _no_codes_of_the_ledger(cls, value: dict[str, str]) -> dict[str, str]:
         if taken := sorted(set(value) & set(ReplayReason)):
             raise ValueError(f"codes that the ledger defines already: {', '.join(taken)}")
         return value

@@ -159,7 +159,7 @@ def test_the_schedule_requests_the_retention_job_once_a_policy_exists(face: Face
     assert len(tick().run_requests) == 1
 
     job = face.repository.get_job("retention")
-    done = job.execute_in_process(instance=instance).output_for_node("remove_what_is_old")
+    done = job.execute_in_process(instance=instance).output_for_node("remove_old_data")
     assert done["landing"] == {"older": 1, "removed": 1, "bytes": done["landing"]["bytes"]}
     assert done["dagster_runs"] == {"older": 0, "removed": 0, "bytes": 0}
     assert not file.exists()

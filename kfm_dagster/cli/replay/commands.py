@@ -340,7 +340,7 @@ def follow(
                 if current != previous:
                     previous, since = current, now()
                 elif not warned and now() - since >= idle_seconds:
-                    console.print(_nobody_works(report), soft_wrap=True)
+                    console.print(_reason_for_no_progress(report), soft_wrap=True)
                     warned = True
                 wait(POLL_SECONDS)
     except KeyboardInterrupt:
@@ -358,7 +358,7 @@ def _waiting(report: Report) -> str:
     return str(report.hold) if report.hold else outcome_line(report.account.outcomes, among=OPEN)
 
 
-def _nobody_works(report: Report) -> str:
+def _reason_for_no_progress(report: Report) -> str:
     if report.run.state is ReplayState.PAUSED:
         return f"the replay is paused ({report.run.state_reason}); next: kfm replay resume {report.run.replay_run_id}"
     if report.hold is not None:

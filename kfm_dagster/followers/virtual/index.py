@@ -56,7 +56,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
     except ReadError as error:
         return f"{uri}: {error}"
     except ObjectReadError as error:
-        return _given_up(error, objects, contract, uri, etag)
+        return _permanent_fault(error, objects, contract, uri, etag)
     step = step_of(
         cube_step,
         along=rule.along,
@@ -74,7 +74,7 @@ def object_uri(change: ItemChange) -> str:
     return unquote(str(_data(change).get("href", "")))
 
 
-def _given_up(
+def _permanent_fault(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
     """Return why no store can have an object that is missing or replaced.

@@ -31,7 +31,7 @@ from kfm_dagster.recovery.replay.limits import (
     Traffic,
     reason_to_hold,
 )
-from kfm_dagster.recovery.replay.plan import PlannedReplay, kill_switch, look, refused_as_asked
+from kfm_dagster.recovery.replay.plan import PlannedReplay, kill_switch, look, request_refusals
 from kfm_dagster.recovery.replay.runs import (
     ENDED,
     NEXT_STATES,
@@ -272,7 +272,7 @@ class ReplayEngine:
         datasets = set(tx.run("replay.batch_datasets", replay_run_id=run.replay_run_id, batch=batch).scalars())
         request = self._request(run.selection, run.decision.change_ref)
         off = self.pipeline.ledger.switches.off(datasets, tx=tx)
-        if refusals := [*refused_as_asked(request), *kill_switch(request, off)]:
+        if refusals := [*request_refusals(request), *kill_switch(request, off)]:
             observed = f"{refusals[0].guard}: {refusals[0].what}, {refusals[0].observed}"
             return Hold(reason=HoldReason.GUARD, observed=observed, expected=str(refusals[0].expected))
         options = run.selection.spec.options

@@ -32,7 +32,7 @@ from kfm_dagster.recovery.replay.units import (
 from kfm_dagster.storage.database import Transaction
 
 
-def refused_to_look(request: Request) -> Iterator[Refusal]:
+def query_refusals(request: Request) -> Iterator[Refusal]:
     """Refuse a query that is for another environment, or could read the whole ledger."""
     env, filters = request.selection.metadata.env, request.selection.spec.filters
     if env is not request.env:
@@ -105,9 +105,9 @@ def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime 
     return None if day is None else datetime.combine(day, time(), UTC) + after
 
 
-def refused_as_asked(request: Request) -> Iterator[Refusal]:
+def request_refusals(request: Request) -> Iterator[Refusal]:
     """Return the refusals that need no ledger; every batch checks them again."""
-    yield from refused_to_look(request)
+    yield from query_refusals(request)
     spec_limits, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
     lower = "lower it in options, or leave it out"
     for guard, what, observed, limit, next_step in (
@@ -276,7 +276,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
 
     Raises GuardError if a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
-    if refused := [*refused_to_look(request)]:
+    if refused := [*query_refusals(request)]:
         raise GuardError(refused)
     selection = request.selection
     datasets = datasets_of(selection, registry)
@@ -293,7 +293,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
     newer_results = sum(rules.is_newer(unit.made_by) for unit in units)
     off = rules.switched_off & ({unit.dataset for unit in units} or set(datasets))
     refusals = (
-        *refused_as_asked(request),
+        *request_refusals(request),
         *_refused_units(request, len(units), newer_results, more=more, release=rules.code_version),
         *kill_switch(request, off),
     )
