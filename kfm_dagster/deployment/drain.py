@@ -98,6 +98,8 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
 
 
 POLL_SECONDS = 0.5
+PAUSE_PER_POLL = 9
+"""Least ratio of the pause to the poll before it, which counts every record: at a million records for 0.3 s."""
 FOLLOW_UP_SECONDS = 60.0
 """Longest wait for runs of beams and evidence once all units are terminal; a later deployment does the rest."""
 QUIET_POLLS = 3
@@ -132,7 +134,9 @@ def drain(
     ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)
     quiet, follow_up_end = 0, None
     while True:
+        poll_began = time.monotonic()
         now = progress(pipeline.queue, ledger)
+        pause = max(POLL_SECONDS, PAUSE_PER_POLL * (time.monotonic() - poll_began))
         report(now)
         (coming, _), ending, replaying = _unlisted(ledger), listed_backfills(ledger.database), replays.at_work()
         idle = now.drained and not (coming or ending or replaying)
@@ -149,7 +153,7 @@ def drain(
                 observed=f"{_left(now, coming, ending, replaying=replaying)} left after {timeout_seconds:.0f} s",
                 next_step=f"read {deployment.home / 'logs'} and run the command again; it continues where it stopped",
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
 
 
 def _has_follow_up(pipeline: Pipeline) -> bool:

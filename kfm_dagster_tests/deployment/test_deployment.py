@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -220,6 +221,19 @@ def test_a_drain_ends_after_three_empty_checks_in_a_row(pipeline: Pipeline, monk
     monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
     drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
     assert len(looks) == 9
+
+
+def test_polls_of_a_large_ledger_take_a_tenth_of_a_drain(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = [0.0], []
+
+    def count(*_: object) -> Progress:
+        now[0] += 2
+        return NOTHING
+
+    monkeypatch.setattr(draining, "progress", count)
+    monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=pauses.append))
+    assert drained(pipeline, seconds=1_000) == NOTHING
+    assert pauses == [18, 18]
 
 
 @pytest.mark.clause("DAG-05")
