@@ -44,7 +44,7 @@ LONGEST = [
 
 def pytest_configure(config: pytest.Config) -> None:
     if gone := [name for name in LONGEST if not (TESTS / name).is_file()]:
-        raise pytest.UsageError(f"kfm_dagster_tests/order_plugin.py names modules that there are not: {gone}")
+        raise pytest.UsageError(f"kfm_dagster_tests/order_plugin.py names missing modules: {gone}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
