@@ -41,7 +41,7 @@ def readers() -> list[str]:
 
 @cache
 def format_of(name: str) -> Format:
-    """Return a reader's format with the entries of those that it includes."""
+    """Return a reader's format with the entries of the formats that it includes."""
     text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     own = parse(text, Format, source=f"contracts/formats/{name}.yaml", error=ContractError)
     parts = [own, *map(format_of, own.includes)]

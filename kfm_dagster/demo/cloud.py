@@ -199,7 +199,7 @@ def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> An
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """Share a session, because each session reads botocore's service descriptions anew."""
+    """Share a session, because each new session reads botocore's service descriptions."""
     return boto3.session.Session()
 
 

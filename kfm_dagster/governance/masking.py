@@ -75,9 +75,9 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
 
     A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance are HMAC-SHA256 of the
     site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is displaced
-    instead of the site. Otherwise a corrected coordinate would move the shown point equally, and whoever learns the
-    displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance from the
-    site itself keeps its bounds. The group of a displaced point is a pseudonym of the site.
+    instead of the site. Otherwise a corrected coordinate would move the shown point equally, and a person who learns
+    the displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance from
+    the site itself keeps its bounds. The group of a displaced point is a pseudonym of the site.
 
     The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
     and publishing a site under two salts narrows down its location. Raises ConfigurationError for a short salt.
