@@ -20,16 +20,24 @@ ORDER BY delivery.received_at, delivery.message_id
 LIMIT :limit;
 
 -- name: held_by
-SELECT
-    delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at, min(record.dataset) AS dataset
-FROM nodd_wal_records AS record
-INNER JOIN nodd_wal_delivery_units AS unit ON record.wal_id = unit.wal_id
-INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
-WHERE
-    record.status = 'in_progress' AND record.ingest_run_id = :run_id AND delivery.state = 'in_flight'
-    AND delivery.message_id > :after
-GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at
-ORDER BY delivery.message_id
+-- The conditions on messages come after the join. With statistics from before the claim, PostgreSQL would otherwise
+-- begin with the messages in flight, and read all units in progress for each of them.
+WITH held AS MATERIALIZED (
+    SELECT wal_id, dataset FROM nodd_wal_records WHERE status = 'in_progress' AND ingest_run_id = :run_id
+),
+messages AS MATERIALIZED (
+    SELECT
+        delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at, delivery.state,
+        min(held.dataset) AS dataset
+    FROM held
+    INNER JOIN nodd_wal_delivery_units AS unit ON held.wal_id = unit.wal_id
+    INNER JOIN nodd_wal_deliveries AS delivery ON unit.message_id = delivery.message_id
+    GROUP BY delivery.message_id, delivery.queue, delivery.receipt_handle, delivery.received_at, delivery.state
+)
+SELECT message_id, queue, receipt_handle, received_at, dataset
+FROM messages
+WHERE state = 'in_flight' AND message_id > :after
+ORDER BY message_id
 LIMIT :limit;
 
 -- name: counts
