@@ -19,11 +19,9 @@ from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.rapid_refresh import make_refs, make_rrfs, make_rtma
-from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import may_register, stac_register
-from kfm_dagster.readers.base import READERS
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.reading import CONTRACTS, unit_of
+from kfm_dagster_tests.readers.reading import metadata_of, unit_of
 
 
 def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str, Any]:
@@ -67,15 +65,7 @@ def extracted(dataset: str, root: Path, path: str) -> Envelope:
         beside = root / (path + suffix)
         return BytesSource(beside.read_bytes()) if beside.is_file() else None
 
-    metadata = metadata_extract(
-        envelope,
-        contract=CONTRACTS[dataset],
-        grammar=CONTRACTS.grammars[dataset],
-        source=BytesSource(content),
-        open_sidecar=sidecar,
-        readers=READERS,
-    )
-    return envelope.evolve(metadata=metadata)
+    return envelope.evolve(metadata=metadata_of(envelope, BytesSource(content), open_sidecar=sidecar))
 
 
 _RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)

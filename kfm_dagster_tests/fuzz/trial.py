@@ -17,13 +17,12 @@ from kfm_dagster.contracts.envelope import CheckStatus, Integrity
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.followers.virtual import netcdf_step
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
-from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.base import BLOCK_BYTES, READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
-from kfm_dagster_tests.readers.reading import unit_of
+from kfm_dagster_tests.readers.reading import metadata_of, unit_of
 
 CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
 """The maximum of requests, and of requested bytes, for a chunk index."""
@@ -171,14 +170,7 @@ def _check_outcome(subject: Subject, drawn: Input, outcome: HeaderMetadata | Rea
     contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
     checked = Integrity(status=CheckStatus.OK, actual_size_bytes=drawn.size)
     envelope = unit_of(specimen.dataset, specimen.key, object_version="0", object_size=None, integrity=checked)
-    metadata = metadata_extract(
-        envelope,
-        contract=contract,
-        grammar=grammar,
-        source=_NoSource(),
-        open_sidecar=lambda _: None,
-        readers={contract.metadata_extract.reader: reader},
-    )
+    metadata = metadata_of(envelope, _NoSource(), readers={contract.metadata_extract.reader: reader})
     trial.fate = outcome.code.value if isinstance(outcome, ReadError) else metadata.status.value
     if isinstance(outcome, ReadError) and outcome.code not in MetadataIssue:
         trial.findings.append(f"a refusal with the code {outcome.code!r}")

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import Expected, ValueRange, contradictions
 from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.gefs import make_gefs
@@ -21,14 +20,14 @@ from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.demo.samples.nbm import make_nbm
 from kfm_dagster.demo.samples.ndfd import make_ndfd
-from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.readers.base import READERS, ByteSource
+from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_properties import MRMS, parameters
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.reading import unit_of
+from kfm_dagster_tests.readers.reading import CONTRACTS as REGISTRY
+from kfm_dagster_tests.readers.reading import metadata_of, unit_of
+from kfm_dagster_tests.readers.truth.comparison import real_objects
 
-REGISTRY = ContractRegistry.load()
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 HRRR_KEY, HRRR, HRRR_INDEX = make_hrrr(run=RUN, lead=7)
 MESSAGE = HRRR[:188]
@@ -58,14 +57,8 @@ class Spread:
 
 def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = None, **changes: Any) -> Metadata:
     """Return the result of metadata-extract for an object with these bytes and sound integrity."""
-    return metadata_extract(
-        unit_of(dataset, key, integrity=Integrity(status=CheckStatus.OK)),
-        contract=REGISTRY[dataset].model_copy(update=changes),
-        grammar=REGISTRY.grammars[dataset],
-        source=source,
-        open_sidecar=lambda _: None if index is None else BytesSource(index),
-        readers=READERS,
-    )
+    unit = unit_of(dataset, key, integrity=Integrity(status=CheckStatus.OK))
+    return metadata_of(unit, source, index=index, contract=REGISTRY[dataset].model_copy(update=changes))
 
 
 def codes(metadata: Metadata) -> set[str]:
@@ -194,16 +187,14 @@ def test_a_sample_agrees_only_with_its_own_key() -> None:
 
 
 @pytest.mark.clause("OPR-26")
-def test_a_real_object_agrees_only_with_keys_of_its_grid_and_parameter(shared_data: Path) -> None:
+def test_a_real_object_agrees_only_with_keys_of_its_grid_and_parameter(
+    shared_data: Path, reference: dict[str, Any]
+) -> None:
     objects = []
-    for path in sorted((shared_data / "objects").rglob("*")):
-        bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
-        contract = REGISTRY.route(bucket=bucket, key=key).contract if path.is_file() else None
-        match = contract and REGISTRY.grammars[contract.id].match(key)
-        if contract and match and contract.metadata_extract.key_values:
+    for real in real_objects(shared_data, reference):
+        if (contract := real.contract) is not None and contract.metadata_extract.key_values:
             names = ("region", "resolution", {"mrms": "name", "ndfd": "product"}.get(contract.id, ""))
-            product = (contract.id, *map(match.groups.get, names))
-            objects.append((contract, key, path.read_bytes(), product))
+            objects.append((contract, real.key, real.content, (contract.id, *map(real.groups.get, names))))
     assert len(objects) >= 10
     for contract, own, content, product in objects:
         for other, key, _, another in objects:

@@ -13,10 +13,11 @@ from typing import Any
 import h5py
 import pytest
 
-from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.factories import envelope
@@ -54,7 +55,19 @@ def unit_of(dataset: str, key: str, *, bucket: str = "bucket", **changes: Any) -
     """Return the envelope of the object of a key, with the key's times."""
     match = match_of(dataset, key)
     times: dict[str, Any] = {"time_range_start": match.start, "time_range_end": match.end, "event_time": match.end}
-    return envelope(dataset=dataset, object_uri=f"s3://{bucket}/{key}", **times, **changes)
+    return envelope(dataset=dataset, object_uri=f"s3://{bucket}/{key}", **(times | changes))
+
+
+def metadata_of(unit: Envelope, source: ByteSource, *, index: bytes | None = None, **changes: Any) -> Metadata:
+    """Return the result of metadata-extract under the shipped contract; `changes` are of its arguments."""
+    arguments: dict[str, Any] = {
+        "contract": CONTRACTS[unit.dataset],
+        "grammar": CONTRACTS.grammars[unit.dataset],
+        "source": source,
+        "open_sidecar": lambda _: None if index is None else BytesSource(index),
+        "readers": READERS,
+    }
+    return metadata_extract(unit, **(arguments | changes))
 
 
 class Oversized(BytesSource):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -30,13 +31,12 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import nexrad_level3_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.operators.integrity_check import integrity_check
-from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ReadError
 from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, places
-from kfm_dagster_tests.readers.reading import header_of, is_unchecked, outcome, unit_of
+from kfm_dagster_tests.readers.reading import header_of, is_unchecked, metadata_of, outcome, unit_of
 
 DAY = date(2024, 12, 31)
 SAMPLES: dict[str, tuple[Samples, int]] = {
@@ -205,7 +205,7 @@ class CountedBucket:
 
 def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     """Run the chain's first two operators on an object; the second gets the first's results."""
-    contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
+    contract = CONTRACTS[specimen.dataset]
     index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
     bucket = CountedBucket({specimen.key: specimen.content, **index})
     objects = ObjectStores()
@@ -216,15 +216,9 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     first_bytes = READERS[contract.metadata_extract.reader].first_bytes
     checked = integrity_check(unit, contract=contract, handle=handle, first_bytes=first_bytes)
     size, etag = checked.actual_size_bytes, checked.actual_etag
-    extracted = metadata_extract(
-        unit.evolve(integrity=checked),
-        contract=contract,
-        grammar=grammar,
-        source=objects.open(contract, unit.object_uri, size=size, etag=etag, first=handle.first),
-        open_sidecar=lambda suffix: objects.open_sidecar(contract, unit.object_uri, suffix),
-        readers=READERS,
-    )
-    return extracted.status, bucket
+    source = objects.open(contract, unit.object_uri, size=size, etag=etag, first=handle.first)
+    open_sidecar = partial(objects.open_sidecar, contract, unit.object_uri)
+    return metadata_of(unit.evolve(integrity=checked), source, open_sidecar=open_sidecar).status, bucket
 
 
 def indexed(specimen: Specimen) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.reading import match_of
 from kfm_dagster_tests.readers.truth.comparison import (
     DEGREES,
     FAMILIES,
@@ -95,13 +97,17 @@ def figures_of(outcomes: list[Outcome]) -> str:
     )
 
 
-@pytest.mark.clause("OPR-06", "OPR-14")
-def test_every_real_object_has_its_contract_s_required_properties_and_its_key_s_values(
+@pytest.mark.clause("OPR-06", "OPR-13", "OPR-14")
+def test_every_real_object_has_a_listed_key_its_contract_s_required_properties_and_its_key_s_values(
     shared_data: Path, reference: dict[str, Any]
 ) -> None:
     for real in real_objects(shared_data, reference):
         if (contract := real.contract) is None:
             continue
+        match = match_of(contract.id, real.key)
+        assert match.start <= match.end, real.path
+        prefixes = contract.storage.day_prefixes(match.start.date())
+        assert any(fnmatchcase(real.key, f"{prefix}*") for prefix in prefixes), real.path
         metadata = real.read(BytesSource(real.content))
         assert set(contract.metadata_extract.required) <= metadata.properties.keys(), real.path
         short_row = {MetadataIssue.COMPLETENESS_UNCHECKED} if "USW00013967" in real.path else set()

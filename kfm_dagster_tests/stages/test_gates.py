@@ -25,6 +25,7 @@ from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Citation, Quantity
 from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.stages.gates.dimensions import STANDARDS, closure_of, dim_report
 from kfm_dagster.stages.gates.evaluate import evaluate, uncited, uniqueness
 from kfm_dagster.stages.gates.subject import (
@@ -47,6 +48,8 @@ from kfm_dagster.stages.gates.units import (
 )
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster_tests.factories import failed, identified
+from kfm_dagster_tests.readers.reading import header_of
+from kfm_dagster_tests.readers.truth.comparison import real_objects
 from kfm_dagster_tests.stages.batches import (
     CONTRACTS,
     DAY,
@@ -54,8 +57,6 @@ from kfm_dagster_tests.stages.batches import (
     REFERENCE,
     at,
     batch,
-    headers,
-    real_objects,
     rules,
     sample_objects,
     subject,
@@ -506,17 +507,20 @@ def _paths(header: HeaderMetadata) -> set[str]:
 @pytest.mark.clause("PCS-13")
 @pytest.mark.parametrize("name", CITED)
 def test_contracts_cite_every_field_of_sample_objects(name: str) -> None:
-    paths = [_paths(header) for _, header in headers(sample_objects(name, 60))]
-    assert paths
-    assert uncited(CONTRACTS[name], set().union(*paths)) == []
+    reader, samples = CONTRACTS[name].metadata_extract.reader, [*sample_objects(name, 60)]
+    assert samples
+    for sample in samples:
+        header = header_of(reader, sample.content, key=sample.key, groups=sample.groups, index=sample.index)
+        assert uncited(CONTRACTS[name], _paths(header)) == []
 
 
 @pytest.mark.clause("PCS-13")
-def test_contracts_cite_every_field_of_real_objects(shared_data: Path) -> None:
+def test_contracts_cite_every_field_of_real_objects(shared_data: Path, reference: dict[str, Any]) -> None:
     cited_datasets = set()
-    for dataset, header in headers(real_objects(shared_data / "objects")):
-        assert uncited(CONTRACTS[dataset], _paths(header)) == []
-        cited_datasets.add(dataset)
+    for real in real_objects(shared_data, reference):
+        if real.contract is not None:
+            assert uncited(real.contract, _paths(real.read(BytesSource(real.content)))) == []
+            cited_datasets.add(real.contract.id)
     # NBM has no real object under its own key.
     assert cited_datasets >= set(CITED) - {"nbm"}
 
