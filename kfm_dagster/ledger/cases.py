@@ -1,8 +1,8 @@
 """Quarantined units with evidence, open until a person releases or discards them (BEY-06).
 
 The database opens a case in the statement that quarantines a unit, and closes it as released in the statement that
-requeues the unit, so that neither can be forgotten. Belongs here: querying cases, attaching evidence, discarding. Does
-not belong here: collecting the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
+requeues the unit, so that neither change can be forgotten. Belongs here: querying cases, attaching evidence,
+discarding. Does not belong here: collecting the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class QuarantineCases:
         self._log = GovernanceLog(database, clock=clock)
 
     def due(self, *, limit: int) -> list[DueCase]:
-        """Return the oldest cases without evidence; the cost grows only with their number."""
+        """Return the oldest cases without evidence; cases with evidence add no cost."""
         with self._database.snapshot() as view:
             return view.rows(DueCase, "evidence.due", limit=limit)
 
@@ -138,7 +138,7 @@ class QuarantineCases:
     def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction) -> None:
         """Discard the open cases of units, and log the decision.
 
-        Either all are discarded or none: raises RefusedError for the first unit without an open case of its version.
+        Discards all cases or none: raises RefusedError for the first unit without an open case of its version.
         """
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}

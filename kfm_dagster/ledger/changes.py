@@ -1,7 +1,7 @@
 """Changes: the writes that the operations of `store.py` share.
 
-Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when these writes
-happen.
+Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when they happen
+(`store.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOST_MESSAGES = {
 class LedgerChanges(LedgerQueries):
     """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times.
 
-    human_review: error codes that quarantine a unit at its first attempt.
+    `human_review` has the error codes that quarantine a unit at its first attempt.
     `reasons` are the configured replay reasons with their meanings; a reason enters the vocabulary at its first use.
     """
 
@@ -80,7 +80,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
         batch_limit: int | None = None,
     ) -> Sequence[Any]:
-        """Make failed units pending if attempts remain; with `batch_limit` (a replay) in any case."""
+        """Make failed units pending if attempts remain, or if `batch_limit` is set."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=sorted(wal_ids),
@@ -172,7 +172,7 @@ class LedgerChanges(LedgerQueries):
         return ended
 
     def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
-        """Record results; return units with an unpermitted other result than before (WAL-11)."""
+        """Record results; return units whose result differs from before without leave (WAL-11)."""
         if not units:
             return ()
         stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}
@@ -226,7 +226,7 @@ class LedgerChanges(LedgerQueries):
             raise UnknownReplayReasonError(
                 observed=reason,
                 expected=" or ".join(sorted(set(known) - {ReplayReason.RETRY})),
-                next_step="correct --replay-reason, or add the word to reasons of replay_plan.yaml",
+                next_step="correct --replay-reason, or add it to `reasons` in replay_plan.yaml",
             )
 
     def govern_reason(self, reason: str, *, tx: Transaction) -> None:

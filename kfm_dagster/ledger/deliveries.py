@@ -1,8 +1,8 @@
 """Deliveries: the messages, the units of each, and when a message may leave the queue.
 
 Every announced unit has a record, because a transaction that records a message (`Deliveries.record`) first records its
-units (`Ledger.ensure`). Belongs here: the account of messages and its balance with the account of units (conservation).
-Does not belong here: SQS itself (`notifications/`), or the status of a unit (`store.py`).
+units (`Ledger.ensure`). Belongs here: messages and their states, and the balance of received units and messages
+(conservation). Does not belong here: SQS itself (`notifications/`), or the status of a unit (`store.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeliveryState(StrEnum):
     DELETED = "deleted"
     """On no queue any more, because it was acknowledged, redriven under another id, or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
-    """On the dead-letter queue without units in progress; it waits for a drain, a redrive or a person."""
+    """On the dead-letter queue, with no unit in progress; the message waits for a drain, a redrive or a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class DueMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueBackoff(DueMessage):
-    """A message with a failed unit, and the whole seconds until its last unit is due again."""
+    """A message with failed units, and the whole seconds until the last of these is due again."""
 
     seconds: int
 
@@ -102,17 +102,17 @@ class Conservation:
 
     @property
     def residual_units(self) -> int:
-        """Received units without a status; zero when none is lost."""
+        """Received units without a status; zero when no unit is lost."""
         return self.units_received - sum(self.units.values())
 
     @property
     def residual_messages(self) -> int:
-        """Received messages that can never leave the queue; zero when none is lost."""
+        """Received messages that can never leave the queue; zero when no message is lost."""
         return self.messages_received - sum(self.messages.values())
 
 
 class Deliveries:
-    """Messages received."""
+    """The received messages of a deployment."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -167,7 +167,7 @@ class Deliveries:
             return tx.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
 
     def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
-        """Mark as deleted the messages whose deletion SQS accepted by these receipts.
+        """Mark messages as deleted, because SQS accepted their deletion by these receipts.
 
         A message that was received again stays in flight and is due under its newer receipt, because SQS may accept an
         old receipt without deleting the message (DeleteMessage in the SQS API reference).
@@ -184,7 +184,7 @@ class Deliveries:
             tx.run("deliveries.mark", deleted, at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Mark messages of the dead-letter queue `queue`, unless a run works on them."""
+        """Mark messages as dead-lettered on `queue`, unless a run works on them."""
         ids = sorted(message_ids)
         self.count_dead_letters(ids, queue=queue, tx=tx)
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
@@ -203,7 +203,7 @@ class Deliveries:
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
     def verified(self, message_ids: Iterable[str]) -> frozenset[str]:
-        """Return the messages whose earlier receive had a valid signature of their topic."""
+        """Return the messages that had a valid signature of their topic when received before."""
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.states", message_ids=sorted(set(message_ids))).all()
         return frozenset(row.message_id for row in rows if row.signature == "verified")
@@ -229,14 +229,14 @@ class Deliveries:
         return dict.fromkeys(DeliveryState, 0) | counts
 
     def duplicates(self) -> dict[str, int]:
-        """Return by dataset the number of messages whose unit was already announced."""
+        """Return by dataset the number of messages whose unit was announced before."""
         with self._database.snapshot() as tx:
             return {row.dataset: int(row.duplicates) for row in tx.run("deliveries.duplicates")}
 
     def conservation(self) -> Conservation:
-        """Balance units and messages."""
+        """Return both sides of the balance of units and messages."""
         with self._database.snapshot() as tx:
-            # A single statement reads both sides at the same moment, in PostgreSQL, too.
+            # A single statement reads both sides at the same moment, also in PostgreSQL.
             account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],

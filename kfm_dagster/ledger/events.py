@@ -58,7 +58,7 @@ def unlogged() -> Iterator[None]:
 def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any], *, by_person: bool = False) -> tuple[Any, ...]:
     """Log an event for each changed row, after the commit; return the rows.
 
-    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; a success's row also stac_item_id. A
+    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; a success's row also has stac_item_id. A
     person's decision has level INFO. If the process dies between the commit and the log, only `nodd_wal_transitions`
     has the change.
     """

@@ -27,7 +27,7 @@ class GapKind(StrEnum):
     """Fault of a product's feed."""
 
     SILENCE = "silence"
-    """Nothing was announced for two cadences; open until an announcement."""
+    """Nothing was announced for two cadences; the gap is open until the next announcement."""
     DROP = "drop"
     """Fewer than half of the objects due over four cadences were announced; open until that changes."""
     HOLE = "hole"

@@ -2,8 +2,8 @@
 
 A lease is a row per run and dataset, so that a heartbeat is a single update however many claims the run holds. The
 lease only decides when other runs may claim the units. Whether a run may write is checked in the writing transaction:
-the record's attempt number must still be that of the claim. So a wrong clock costs an attempt, but never causes a
-double write. Does not belong here: revoking expired claims (`store.py`).
+the record's attempt number must still be the claim's. So a wrong clock can cost an attempt, but never causes a double
+write. Does not belong here: revoking expired claims (`store.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Leases:
         """Extend a run's leases over units that it still holds; return the number of leases.
 
         `attempts` maps each unit to the attempt of its claim. A worker must not renew the lease after a later attempt
-        of its run has claimed the units: the lease is then that of the later attempt's worker, which may be dead.
+        of its run has claimed the units, because that attempt's worker then holds the lease, and may be dead.
         """
         if not attempts:
             return 0
@@ -71,7 +71,7 @@ class Leases:
             return renewed.rowcount
 
     def drop_idle(self, *, tx: Transaction) -> None:
-        """Delete expired leases without a claim."""
+        """Delete expired leases of runs without a claim."""
         tx.run("ledger.drop_leases", at=self._clock())
 
     def all(self, *, tx: Transaction) -> list[Lease]:
@@ -85,7 +85,7 @@ class Leases:
             return frozenset(lease.run_id for lease in self.all(tx=tx) if lease.expires_at >= now)
 
     def fence(self, run_id: str) -> Fence:
-        """Return a run's fence: it refuses units of another claim or of a switched-off dataset."""
+        """Return a run's fence: it refuses lost claims and units of switched-off datasets."""
 
         def refused(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
             if not attempts:

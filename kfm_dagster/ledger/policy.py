@@ -72,9 +72,9 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
 
 
 def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_review: Collection[str]) -> str | None:
-    """Return why a unit is quarantined after its n-th attempt; None if it may be retried.
+    """Return why a unit is quarantined after its attempt number `attempt`; None to retry it.
 
-    human_review: the codes that no retry cures.
+    `human_review` has the codes that no retry cures.
     """
     if error_code in NEVER_REPLAYED or error_code in human_review:
         return error_code

@@ -1,6 +1,6 @@
 """Queries of the ledger: reads only.
 
-Belongs here: named queries as typed values. Does not belong here: changes (`store.py`), messages (`deliveries.py`).
+Belongs here: queries with typed results. Does not belong here: changes (`store.py`), messages (`deliveries.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LedgerQueries:
         run_id: str | None = None,
         tx: Transaction,
     ) -> bool:
-        """Return whether any unit of a partition, or of a run in it, has one of these statuses."""
+        """Return whether a partition, or with `run_id` that run in it, has units of these statuses."""
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
@@ -75,16 +75,16 @@ class LedgerQueries:
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return these objects' units that a sidecar can still complete, as they were when claimed."""
+        """Return these objects' units that a sidecar can still complete, without results of steps."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the newest chunk of each volume to close, given the new `chunks`.
 
-        A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. The new
-        chunks belong to the volume or to the later volume. Each returned chunk gets the message of the new chunk that
-        led to it.
+        A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. Examined
+        are the volumes of the new chunks, and the volume before each. Each returned chunk gets the message of the new
+        chunk that led to it.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
@@ -120,7 +120,7 @@ class LedgerQueries:
         return tx.rows(FailingUnits, "ledger.failing")
 
     def oldest_waiting(self, *, tx: Transaction) -> datetime | None:
-        """Return the earliest time of discovery of the units that wait for an attempt."""
+        """Return when the first of the units that wait for an attempt was discovered, or None."""
         discovered: datetime | None = tx.run("ledger.oldest_waiting").scalar_one()
         return discovered
 
@@ -137,12 +137,12 @@ class LedgerQueries:
             return list(tx.run("ledger.in_progress_runs").scalars())
 
     def in_flight(self, lane: Lane | None = None, *, today: date) -> int:
-        """Return the number of units pending or in progress up to `today`, in a lane or both."""
+        """Return the number of units in flight of the days until `today`, in a lane or both."""
         with self.database.snapshot() as tx:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return the units of `wal_ids` that last succeeded in this run, with their versions."""
+        """Return the units of `wal_ids` whose last change is a success in this run, with versions."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version
@@ -160,11 +160,11 @@ class LedgerQueries:
         return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
     def pending_units(self, *, tx: Transaction) -> list[Any]:
-        """Return by dataset the number of pending units, and the time of the oldest."""
+        """Return by dataset the number of pending units, and when the first of them became pending."""
         return list(tx.run("ledger.pending_units"))
 
     def waiting(self, *, tx: Transaction) -> dict[str, Any]:
-        """Return by queue the quantiles of the arrival times of the live units that wait."""
+        """Return quantiles of the event times of live units in flight, by queue."""
         return {row.queue: row for row in tx.run("ledger.waiting")}
 
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:

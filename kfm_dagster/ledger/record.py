@@ -64,7 +64,7 @@ class NoddWalRecord(BaseModel):
         description="Cloud that holds the object: aws, azure or gcp.", **_seen("aws", "contract:storage.provider")
     )
     queue: str = Field(
-        description="Logical name of the queue, or of the source in its place.",
+        description="Logical name of the queue, or of the listing that found the object.",
         **_seen("nodd-primary", "contract:queue.name, or the name of the listing"),
     )
     event_time: Timestamp = Field(
@@ -171,7 +171,8 @@ class NoddWalRecord(BaseModel):
         ),
     )
     sequencer: str | None = Field(
-        description="Order of the events of a key.", **_seen("00674F2A91B3C0D5E1", "s3:s3.object.sequencer")
+        description="S3's text that orders the events of one key.",
+        **_seen("00674F2A91B3C0D5E1", "s3:s3.object.sequencer"),
     )
     partition_key: str = Field(
         pattern=r"^\d{4}-\d{2}-\d{2}$",
@@ -221,8 +222,8 @@ class NoddWalRecord(BaseModel):
     batch_limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum units of the next run that claims this unit, set after a run with several units died; "
-        "null: no limit.",
+        description="Maximum number of units in the next run that claims this unit, set after a run with several units "
+        "died; null: no limit.",
         **_seen(250, "ledger: half of the dead run's batch"),
     )
 
@@ -230,7 +231,7 @@ class NoddWalRecord(BaseModel):
 class HistoryEntry(BaseModel):
     """A change of a record.
 
-    `fields` has the values that have no column: at version 1 all of them, then only the mutable values.
+    `fields` has the record's other values: all of them at version 1, later only the mutable values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -110,7 +110,7 @@ class KeptIgnoredRecord(IgnoredRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredCount:
-    """Entries and messages ignored for the same reason; `newest_at` is the time of the last."""
+    """Entries and messages ignored for the same reason; `newest_at` is the last entry's time."""
 
     dataset: str | None
     reason: str

@@ -59,7 +59,8 @@ class SettleReport:
 class RecoverReport:
     """Claims revoked from dead runs.
 
-    `requeued` wait for another run, `quarantined` have no attempt left; the policy allows no replay of `failed` units.
+    `requeued` units wait for another run, `quarantined` units for a person; the policy forbids a retry of `failed`
+    units.
     """
 
     requeued: tuple[WalId, ...] = ()
@@ -79,7 +80,7 @@ class PendingPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingUnits:
-    """Units of a dataset that failed or are quarantined for the same code and need attention.
+    """Units of a dataset that need attention, with the same status and error code.
 
     `retried` of them are retried automatically; `first_at` is when the first of them reached its status.
     """

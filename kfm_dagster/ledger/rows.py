@@ -1,4 +1,4 @@
-"""Envelopes to batch rows and back, for the store's statements.
+"""Conversion of envelopes to batch rows and back, for the store's statements.
 
 Belongs here: pure conversions. A batch is a single parameter. Does not belong here: SQL, transactions.
 """
@@ -64,7 +64,7 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
 
 
 def key_groups(contract: DatasetContract, key: str, names: Sequence[str]) -> dict[str, str]:
-    """Return these groups of a key, in this order; empty groups are omitted."""
+    """Return the named groups of a key, in the order of `names`; empty groups are omitted."""
     match = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if names else None
     return {} if match is None else {name: match[name] for name in names if match[name] is not None}
 
@@ -77,7 +77,7 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 def claimed_envelopes(result: CursorResult[Any]) -> list[Envelope]:
     """Return the envelopes of a statement's records, as they were before any operator ran."""
-    # By index, because looking up the columns of a thousand rows by name takes longer than the rest.
+    # By index, because looking up the columns of a thousand rows by name takes longer than the conversion.
     index = {name: number for number, name in enumerate(result.keys())}
     parts = []
     for section in _PARSED:
@@ -112,7 +112,7 @@ def _from_extension(leaf: Leaf, value: Any) -> Any:
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:
-    """Return an attempt's sub-statuses and Item location; a missing section is unknown."""
+    """Return an attempt's sub-statuses and Item location; a missing section's are unknown."""
     integrity, metadata, stac, provenance = (
         envelope.integrity,
         envelope.metadata,

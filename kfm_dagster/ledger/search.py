@@ -54,9 +54,10 @@ class UnitFilter(OfDataset):
 
     status: Status | None = Field(None, description="Only of this status.")
     code: _Code | None = Field(
-        None, description="Only failed or quarantined with this error code; with a status, only of that status."
+        None,
+        description="Only failed or quarantined units with this error code; with a status, only units of that status.",
     )
-    operator: Operator | None = Field(None, description="Only failed or quarantined at this operator.")
+    operator: Operator | None = Field(None, description="Only units that failed or are quarantined at this operator.")
     text: _Text = Field("", description="Only objects whose URI or Item id contains this text, in any case.")
     since: Moment | None = Field(None, description="Only of events since this day or time (UTC without a zone).")
     until: Moment | None = Field(None, description="Only of events before this day or time.")
@@ -77,7 +78,7 @@ class UnitFilter(OfDataset):
 
     @property
     def is_of_failures(self) -> bool:
-        """Whether a unit needs an error to match."""
+        """Whether only units with an error can match."""
         return self.code is not None or self.operator is not None
 
     def conditions(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class _Place(NamedTuple):
 class SizePeers:
     """The peers of a batch's units, as they were before the batch.
 
-    Datasets without peers in their contract cost no statement. Units of a batch are not peers of each other: which of
-    them are new is known only after they are recorded.
+    For datasets without peers in their contract, no statement runs. Units of a batch are not peers of each other,
+    because only their recording shows which of them are new.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SizePeers:
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
     """Return the key of a unit's peers; None if the contract declares no peers.
 
-    Also None for a completion (ADR 019): it is not a new object, and keeps the peers of its object's first unit.
+    Also None for a completion (ADR 019), which is not a new object and keeps the peers of its object's first unit.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):

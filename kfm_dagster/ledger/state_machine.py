@@ -27,7 +27,7 @@ class Status(StrEnum):
     PENDING = "pending"
     """The unit is known and unclaimed; any worker may claim it."""
     IN_PROGRESS = "in_progress"
-    """Exactly one run works on it, within its lease."""
+    """Exactly one run works on the unit, under a lease."""
     SUCCEEDED = "succeeded"
     """Item and provenance are published; terminal."""
     FAILED = "failed"
@@ -90,7 +90,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code gives the reason",
     ),
 )
-"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, also a state with itself."""
+"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, also twice the same status."""
 
 _DECIDED = (
     "a logged decision on exactly this version: actor, reason, change reference; in prod a second actor's approval"
@@ -133,7 +133,7 @@ def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
 
 
 def allowed_instead(from_status: str | None, to_status: str) -> str:
-    """Return the condition of a legal transition, or the transitions that this status allows."""
+    """Return the condition of a legal transition, or the transitions that `from_status` allows."""
     rules = [rule for rule in (*TRANSITIONS, *OVERRIDES) if rule.from_status == from_status]
     for rule in rules:
         if rule.to_status == to_status:

@@ -36,10 +36,10 @@ class Ledger(LedgerChanges):
 
     @explained()
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
-        """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
+        """Create missing records as pending; existing records stay unchanged (WSM-03, WAL-04).
 
         A unit is stale, and quarantined at once, if a newer version of its object is known. Earlier versions of a new
-        unit's object are superseded and quarantined; a version in progress is quarantined if it fails (BEY-01).
+        unit's object are superseded and quarantined; a version in progress is quarantined only if it fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
@@ -67,10 +67,10 @@ class Ledger(LedgerChanges):
         replay_run_id: str | None = None,
         tx: Transaction,
     ) -> frozenset[WalId]:
-        """Make failed > pending if attempts and policy allow it; return the units (WSM-07, WSM-10).
+        """Change failed units to pending if attempts and policy allow it (WSM-07, WSM-10).
 
         A retry keeps the unit's lane; any other reason puts the unit into the bulk lane. Superseded units, units whose
-        last error the policy never retries, and units of switched-off datasets stay failed.
+        last error the policy never retries, and units of switched-off datasets stay failed. Returns the changed units.
         """
         self.govern_reason(reason, tx=tx)
         rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)
@@ -90,10 +90,10 @@ class Ledger(LedgerChanges):
     ) -> list[Envelope]:
         """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Units of dead runs come first, in batches that `release_lost` has halved. Then live units come before bulk units
-        (with `lane`, only units of that lane), urgent units before others, and old units before new units. A unit that
-        must run alone is the only unit of its run. The record's version is compared and swapped, so that only one of
-        two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not claimed.
+        Units of dead runs come first, at most as many together as the limit that `release_lost` set. Then live units
+        come before bulk units (with `lane`, only units of that lane), urgent units before others, and old units before
+        new units. A unit that must run alone is the only unit of its run. The record's version is compared and swapped,
+        so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not claimed.
         """
         if self.switches.off([dataset], tx=tx):
             return []
@@ -127,7 +127,7 @@ class Ledger(LedgerChanges):
         A unit succeeds if no operator failed and its sub-statuses allow it. Otherwise it fails, with the time of its
         next attempt; if no attempt remains, it is quarantined in the same transaction. If a newer unit's Item is
         current but may still be withdrawn, the older unit fails with `catalog_conflict` and is retried. Only units
-        with a claim of this run and attempt are changed; the others are returned as `lost`.
+        with a claim of this run and attempt are changed; the other units are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
@@ -169,8 +169,8 @@ class Ledger(LedgerChanges):
         Each unit fails with code worker_lost or lease_expired. It becomes pending again at once if attempts remain, and
         is quarantined otherwise. A claim with a valid lease is revoked only if `run_ids` has its run.
 
-        If a run with several units dies, a single unit may be the cause, so none of them is charged an attempt. They
-        become pending again. Each death after the first halves the batch, until the cause runs alone (SEC-09).
+        If a run with several units dies, a single unit may be the cause, so no unit is charged an attempt, and all
+        become pending again. Each death after the first halves the batch, until that unit runs alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -187,7 +187,7 @@ class Ledger(LedgerChanges):
         bisect: bool = False,
         tx: Transaction,
     ) -> RecoverReport:
-        """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
+        """Revoke a run's remaining claims of a dataset in which the run is rolled back.
 
         Each unit fails with code run_rolled_back and the redacted reason. Then it becomes pending or is quarantined as
         in `release_lost`; `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no
@@ -200,10 +200,10 @@ class Ledger(LedgerChanges):
 
     @explained()
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
-        """Make failed > pending after the backoff; return the number by (dataset, partition).
+        """Change failed units to pending after the backoff; count them by (dataset, partition).
 
         A due unit that the policy refuses is quarantined; otherwise it would be refused again at every tick. The policy
-        refuses it if its contract has become stricter, or if a newer version arrived during the failed attempt.
+        refuses a unit if its contract has become stricter, or if a newer version arrived during the failed attempt.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -217,9 +217,9 @@ class Ledger(LedgerChanges):
     def quarantine(
         self, wal_ids: Iterable[str], *, reason_code: str, decision: Decision, tx: Transaction
     ) -> tuple[WalId, ...]:
-        """Quarantine units by a person's decision: pending or failed > quarantined (WSM-08).
+        """Quarantine pending or failed units by a person's decision (WSM-08).
 
-        All or none: raises IllegalTransitionError for the first unit that is unknown or in another status.
+        All units or none: raises IllegalTransitionError for the first unit that is neither pending nor failed.
         """
         selection = sorted(set(wal_ids))
         locked = {row.wal_id: row for row in tx.run("ledger.lock_statuses", wal_ids=selection)}
@@ -249,11 +249,12 @@ class Ledger(LedgerChanges):
         replay_run_id: str | None = None,
         tx: Transaction,
     ) -> frozenset[WalId]:
-        """Make quarantined or succeeded > pending by a governed override; return the units (WSM-16).
+        """Change quarantined or succeeded units to pending by a governed override (WSM-16).
 
-        Compare-and-swap: a unit with another version or status is skipped. The database refuses a transition without a
-        row in the governance log, which is written in this transaction. Raises UnattributedDecisionError without a
-        change reference, UnknownReplayReasonError for a reason that is neither stored nor configured.
+        Returns the changed units; a unit whose version or status has changed is skipped. The database refuses a
+        transition without a row in the governance log, which is written in this transaction. Raises
+        UnattributedDecisionError without a change reference, and UnknownReplayReasonError for a reason that is neither
+        stored nor configured.
         """
         decision.require_change_ref()
         self.govern_reason(replay_reason, tx=tx)
@@ -298,7 +299,7 @@ class Ledger(LedgerChanges):
     def _with_conflicts(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
         """Return older units, marked as conflicting if the newer unit's Item may be withdrawn.
 
-        If such a unit succeeded, a withdrawal of the newer Item would leave no Item.
+        If the older unit succeeded without an Item, and the newer Item were withdrawn, no Item would be left.
         """
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))

@@ -1,7 +1,7 @@
 """Verdicts: how each attempt of a batch ended, its consequence, and its metrics.
 
-Belongs here: pure decisions from envelopes and contracts, as rows for the settling statements, and their counts. Does
-not belong here: changing a record (`store.py`), or how totals are kept (`telemetry/totals.py`).
+Belongs here: pure decisions from envelopes and contracts, as rows for the settling statements, and the counts of these
+decisions. Does not belong here: changing a record (`store.py`), or how totals are kept (`telemetry/totals.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def decide(
     base_seconds: float | None,
     human_review: Collection[str],
 ) -> Verdicts:
-    """Decide for each unit whether it succeeded, failed and is retried, or is quarantined."""
+    """Decide for each unit whether it has succeeded, is retried later, or is quarantined."""
     verdicts = Verdicts()
     for unit in envelopes:
         row = findings_row(unit)
@@ -83,7 +83,7 @@ def decide(
 
 
 def yields_to(unit: Envelope) -> WalId | None:
-    """Return the newer unit whose Item replaces this unit's Item. None also for a failed unit."""
+    """Return the newer unit whose Item replaces this unit's Item, or None; None if this failed."""
     return unit.stac.superseded_by if unit.stac and unit.failure is None else None
 
 
@@ -155,5 +155,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Return whether the unit's latency counts, which replays and backfills would distort."""
+    """Return whether the unit's latency counts; replays and backfills would distort the figures."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}
