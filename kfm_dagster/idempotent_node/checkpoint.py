@@ -12,13 +12,13 @@ from kfm_dagster.storage.database import Transaction
 
 
 def last_applied(node: str, *, tx: Transaction) -> str | None:
-    """Return the hash of a node's last applied content, or None before its first effect."""
+    """Return the hash of a node's last applied content, or None before the node's first effect."""
     content_hash: str | None = tx.run("idempotent_node.checkpoint", node=node).scalar_one_or_none()
     return content_hash
 
 
 def lock_node(node: str, *, tx: Transaction) -> None:
-    """Lock a node's checkpoint until the transaction ends; no other transaction advances it.
+    """Lock a node's checkpoint until the transaction ends, so that no other can advance it.
 
     Lock order, also in transactions that skip the node: first the node, then locks that all nodes share.
     """

@@ -37,7 +37,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeFingerprint:
-    """The code: Git commit or digest of the installed files, lockfile's SHA-256, image's digest."""
+    """Version of the code: commit or digest of the files, SHA-256 of the lockfile, image digest."""
 
     code_sha: str
     lockfile_hash: str
@@ -57,7 +57,7 @@ def compute_content_hash(
     *,
     image_digest: str | None = None,
 ) -> str:
-    """Return a SHA-256 over unordered inputs `{uri, size, etag|checksum}`, parameters and code.
+    """Return a SHA-256 over code, parameters and the unordered `{uri, size, etag|checksum}`.
 
     Raises ValueError for NaN and infinity, which JSON lacks.
     """

@@ -1,11 +1,11 @@
-"""A node: its protocol, and the only way to run it.
+"""A node: its protocol, and `run_node`, which runs it.
 
     begin > transform > read back > upsert, with the node's own tables; an exception marks the intent FAILED
 
     result = run_node(nodes, HourlyWindow(...), run_id=run_id, code=code_fingerprint(folder, lockfile))
 
-Belongs here: the protocol, and the order. Does not belong here: batches, gates and run-state, which a stage of the
-chain adds (`stages/run_contract.py`).
+Belongs here: the protocol, and the order of a run. Does not belong here: batches, gates and run-state, which a stage of
+the chain adds (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class IdempotentNode(Protocol[Result, Stored_co]):
         ...
 
     def apply(self, tx: Transaction, result: Result, /) -> Stored_co:
-        """Write the node's own tables in the transaction of APPLIED; return the result as stored."""
+        """Write the node's tables in the transaction that sets APPLIED; return the stored result."""
         ...
 
 
@@ -76,7 +76,7 @@ class ReadsBack(Protocol):
 def content_of(
     node: IdempotentNode[Any, Any], *, code: CodeFingerprint, run_id: str, force: str | None = None
 ) -> Content:
-    """Return a node's content; with a reason to `force`, content that no run has applied."""
+    """Return a node's content; with `force` (a reason), content that no run has applied."""
     params = node.params()
     return Content(
         node=node.name,

@@ -1,9 +1,9 @@
 """Replay of PENDING and FAILED intents, which are revisited until their content is applied.
 
-An intent whose worker crashed or failed runs again from its payload. It is SKIPPED in two cases: another process has
-applied its content meanwhile, and nothing may take effect twice; or its node has applied later content, and an old
-result must not replace a new result. Does not belong here: replaying ingest units of the ledger, with selection, guards
-and pacing (`kfm_dagster/recovery/`).
+An intent whose worker crashed or failed runs again from its payload. It is SKIPPED if another process has applied the
+same content meanwhile, because content must not take effect twice. It is also SKIPPED if its node has applied later
+content, because an old result must not replace a newer result. Does not belong here: replaying ingest units of the
+ledger, with selection, guards and pacing (`kfm_dagster/recovery/`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class IntentReplay:
-    """Results of a replay by `wal_id`; `failed` has the reasons of intents to replay again."""
+    """Results of a replay, by `wal_id`. `failed` has the error of each failed intent."""
 
     applied: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ def replay_intents(
     node: str | None = None,
     started_before: datetime | None = None,
 ) -> IntentReplay:
-    """Revisit every unresolved intent once, of a node or of all nodes, oldest first.
+    """Revisit each unresolved intent of a node, or of all nodes, once, oldest first.
 
     `rebuild` creates the node from an intent's payload. With `started_before`, later intents are left to the workers
     that may still run them.
@@ -58,7 +58,7 @@ def replay_intents(
         try:
             status = _again(nodes, intent, rebuild)
         except Exception as error:
-            _LOG.warning("intent %d of %s failed again", intent.wal_id, intent.node, exc_info=redacted_error(error))
+            _LOG.warning("replaying intent %d of %s failed", intent.wal_id, intent.node, exc_info=redacted_error(error))
             report.failed[intent.wal_id] = error_text(error)
         else:
             (report.applied if status is IntentStatus.APPLIED else report.skipped).append(intent.wal_id)
@@ -77,7 +77,7 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse other inputs or parameters: the result would be stored under a wrong hash."""
+    """Refuse a node with other inputs or parameters, whose result would get a wrong hash."""
     added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     actual = {
         "inputs": sorted(

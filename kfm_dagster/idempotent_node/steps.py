@@ -1,4 +1,4 @@
-"""Steps (`etl_steps`): each intent's end, its volume and its resources (IEN-11).
+"""Steps (`etl_steps`): the end of each intent, with volume and resources (IEN-11).
 
 The caller that changes an intent's status also writes the row, so that every end is recorded exactly once. Unknown
 figures are absent: those of a dead worker, and the cost if no price is set. Unmeasured energy is estimated from
@@ -26,14 +26,14 @@ DIED = "WorkerDied"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """A step's end, besides the intent and its status. `error` is the type of a failure."""
+    """The end of an intent, without its status. `error` is the exception's type, or DIED."""
 
     volume: StepVolume = field(default_factory=StepVolume)
     spent: Spent = field(default_factory=Spent)
     error: str | None = None
 
     def write(self, tx: Transaction, *, wal_id: int, status: str, at: datetime) -> None:
-        """Write the row of an intent that this transaction resolved; count its energy and carbon."""
+        """Write the row of an intent that this transaction resolved; count energy and carbon."""
         tx.run(
             "idempotent_node.put_step",
             {**asdict(self.volume), **asdict(self.spent)},
@@ -49,7 +49,7 @@ class StepEnd:
 
 
 class StepMeter:
-    """Meter of steps; each of parallel steps counts CPU and energy of the whole process."""
+    """Measures steps. Each of several parallel steps counts the whole process's CPU and energy."""
 
     def __init__(
         self,

@@ -3,9 +3,9 @@
     begin:   intent PENDING > SKIPPED if the content is APPLIED                           (a transaction of its own)
     upsert:  lock content > end if APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
-Between these two a node computes, and causes effects outside the database; `ReadsBack.verify` reads the effects back.
-Belongs here: the order. Does not belong here: a node's work (`node.py`), and when unresolved intents are revisited
-(`replay.py`).
+Between begin and upsert, a node computes, and causes effects outside the database; `ReadsBack.verify` reads the effects
+back. Belongs here: the order of these writes. Does not belong here: a node's work (`node.py`), and when unresolved
+intents are revisited (`replay.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RERUN = "kfm:again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """A row of `node_output`: the result of a content, and when it was the node's newest."""
+    """A row of `node_output`: a content's result, and when that was the node's newest."""
 
     content_hash: str
     record: Mapping[str, Any]
@@ -98,7 +98,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeResult:
-    """A content's end: APPLIED with this output, or SKIPPED with the first intent's output."""
+    """An intent's end: APPLIED with its output, or SKIPPED with the output applied before."""
 
     status: IntentStatus
     output: Output
@@ -106,7 +106,7 @@ class NodeResult:
 
 
 class IdempotentNodes:
-    """Intents, outputs and checkpoints of a database, and their order of writing."""
+    """Intents, outputs and checkpoints of a database, and the order in which they are written."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime], meter: StepMeter | None = None) -> None:
         self.database = database
@@ -135,7 +135,7 @@ class IdempotentNodes:
         return intent, self._skip(intent, applied, tx)
 
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
-        """Apply an effect once, with output, APPLIED and checkpoint in the same transaction.
+        """Apply an effect once; write output, status and checkpoint in the same transaction.
 
         `effect` gets that transaction, and is not called if the content has been applied meanwhile. Exceptions of
         `effect` propagate and leave the intent unchanged.
@@ -181,7 +181,7 @@ class IdempotentNodes:
     def take_up(self, intent: Intent) -> bool:
         """Restart an abandoned intent; False if it is SKIPPED instead.
 
-        It is skipped if its content has been applied, or if its node has applied other content since.
+        It is skipped if its content has been applied, or if its node has applied other content since the intent.
         """
         self.meter.prepare()
         with self.database.transaction() as tx:
@@ -210,9 +210,9 @@ class IdempotentNodes:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
-        """Return by partition a stage's last output, if stage `later` has not run since that output.
+        """Map partitions to a stage's last output there, unless stage `later` has run since then.
 
-        A partition is omitted if the output is older than `since`, or if `later` ran in it at or after `before`.
+        A partition is omitted if the output is older than `since`, or if `later` ran there at time `before` or later.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
@@ -227,9 +227,8 @@ class IdempotentNodes:
     def _applied_or_locked(self, content_hash: str, tx: Transaction) -> Intent | None:
         """Return the intent that applied a content, or lock the unapplied content and return None.
 
-        Applied content is not locked: APPLIED is final, and the lock could cause a deadlock. A skip may hold the lock
-        of its node already. If it then waited for the content's lock, the holder of that lock could be waiting for the
-        node.
+        Applied content is not locked, because APPLIED is final and the lock could cause a deadlock: a transaction that
+        skips may hold the node's lock already, and the holder of the content's lock could be waiting for the node.
         """
         if (applied := self.intents.applied(content_hash, tx=tx)) is not None:
             return applied
@@ -237,7 +236,7 @@ class IdempotentNodes:
         return self.intents.applied(content_hash, tx=tx)
 
     def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
-        """Resolve an intent of applied content; the output becomes the node's newest again."""
+        """Mark an intent of applied content SKIPPED; its output becomes the node's newest again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         if last_applied(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
@@ -261,11 +260,11 @@ class IdempotentNodes:
         self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
-        """End the validity of the node's last output; return the time, at which the next begins.
+        """End the validity of the node's last output now; return that time, for the next output.
 
         The node stays locked until the transaction ends. Otherwise two transactions with different contents could both
-        close the same output and leave two newest outputs. The node is locked after the content and the locks of the
-        effect, so that two transactions cannot wait for each other.
+        close the same output and leave two newest outputs. The node's lock is taken after those of the content and of
+        the effect, so that two transactions cannot wait for each other.
         """
         lock_node(intent.node, tx=tx)
         at = self._clock()

@@ -1,9 +1,9 @@
-"""The log of intents (`etl_wal`), recorded before a node's work begins, never deleted.
+"""The log of intents (`etl_wal`): recorded before a node's work begins, and never deleted.
 
     PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
 
-Belongs here: intents and their changes. Does not belong here: the transaction around an effect (`transaction.py`), the
-ledger of ingest units (`ledger/`), which has its own record.
+Belongs here: intents and their changes. Does not belong here: the transaction around an effect (`transaction.py`), and
+the records of ingest units (`ledger/`).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Resolve an intent and record its end; False if it was resolved or has the status already.
+        """Resolve an intent and record its end; False if another call did, or set `status` before.
 
-        `claimed`: the units that the node claimed in the ledger, known once the effect has happened.
+        `claimed`: the units that the node claimed in the ledger, known only after the effect.
         """
         at = self._clock()
         resolved = tx.run(
