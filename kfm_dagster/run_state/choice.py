@@ -1,7 +1,7 @@
 """The store of an environment's run-state: exactly one, chosen by `KFM_RUN_STATE`.
 
-Each environment has one database. If its run-state is in another store, the database's own table has a single record
-that names that store. So a process whose settings name yet another store is refused.
+Each environment has one database. If the environment's run-state is outside this database, the table `run_state` has a
+single record, which names the store. A process whose settings name a different store is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run-state as a Delta Lake table `{base}/{branch}/_run_state`, keyed (dataset_id, run_id).
 
 Delta enforces no keys, so each write is a MERGE on the key. The table's log accepts only the first of two concurrent
-writers, and the second merges again. Each call opens the table, because a revert of the branch may set its log back,
-which an open table would not notice. Belongs here: that table, which needs the extra `delta`.
+writers, and the second merges again. Each call opens the table, because a revert of the branch may set the log
+back, which an open table would not notice. Belongs here: this store, which needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
 """Each failed attempt means that another writer succeeded, so twenty writers at once all succeed."""
 COMPACT_EVERY = 100
-"""Commits between two compactions. Until then each record is a file, and a lookup opens every file that may match."""
+"""Commits between two compactions. Each later record is a file of its own, and a lookup opens all that may match."""
 
 SCHEMA = pa.schema(
     [

@@ -1,10 +1,10 @@
 """Run-state as objects, in a folder or on S3.
 
-Their paths are `{base}/{branch}/_run_state/{dataset_id}/{run_id}.json`. With lakeFS the base is
+The path of a record is `{base}/{branch}/_run_state/{dataset_id}/{run_id}.json`. With lakeFS the base is
 `s3://<repository>` at its S3 gateway, so that a record is versioned together with the data of its branch:
 `lakefs://<repository>/<branch>/_run_state/...`. A record is written after the commit of its transaction. Belongs here:
-that layout. Does not belong here: queries over long histories. They read every object, so an environment with many runs
-should use another store.
+that layout. Does not belong here: queries over long histories, which would read every object. An environment with many
+runs should use another store.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any])
 
         inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
 
-    Parameters are JSON values. Inputs are sorted by URI and keys lexicographically; text is UTF-8, and numbers are as
-    in JSON. The order of inputs does not matter; any change of a member changes the hash.
+    Parameters are JSON values. Inputs are sorted by URI, so their order does not matter; the keys of each object are
+    sorted as texts. Text is UTF-8, numbers are as in JSON. Any change of a member changes the hash.
     """
     encoded = sorted(
         (reference.canonical() for reference in inputs), key=lambda item: (item["uri"], canonical_json(item))
