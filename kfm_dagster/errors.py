@@ -47,7 +47,7 @@ class KfmError(Exception):
 
     @classmethod
     def _default(cls) -> str:
-        """Return the docstring's first line with a small first letter, like all other refusals."""
+        """Return the docstring's first line, beginning with a small letter like all refusals."""
         line = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
         return line[:1].lower() + line[1:]
 

@@ -1,9 +1,9 @@
-"""Failpoints: points where fault injection can cut this process off from the world.
+"""Failpoints: points at which fault injection can make this process die, wait or fail.
 
 Every commit and every external call has a failpoint before and after it, because after a crash between the two, the
 outcome is unknown. Fault injection (`fault_injection`) acts at these points, as at TiKV's fail points. Belongs here:
 the closed list of failpoints, their labels, and the handler of a process. Does not belong here: the faults.
-Imports nothing of ours; without a handler, reaching a failpoint costs a comparison with None.
+Imports no other module of the package; without a handler, reaching a failpoint costs a comparison with None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Failpoint(StrEnum):
     DATABASE_COMMIT_BEFORE = "database.commit.before"
     """A transaction has made its changes, which no other process sees yet."""
     DATABASE_COMMIT_AFTER = "database.commit.after"
-    """A transaction is durable; an error here is a commit with a lost answer."""
+    """A transaction is durable; an error here acts as a commit whose answer is lost."""
     STAGE_COMPUTED = "stage.computed"
     """A node has finished, with its external effects; the stage is not committed."""
     STAGE_COMMITTED = "stage.committed"
@@ -48,7 +48,7 @@ class Failpoint(StrEnum):
     QUEUE_SEND_BEFORE = "queue.send.before"
     """A batch of messages is about to be sent (a drain of the dead-letter queue)."""
     QUEUE_SEND_AFTER = "queue.send.after"
-    """The messages are on the queue; an error here is a send with a lost answer."""
+    """The messages are on the queue; an error here acts as a send whose answer is lost."""
     OBJECT_HEAD_BEFORE = "object.head.before"
     """A provider's object is about to be requested for its head, with or without its first bytes."""
     OBJECT_HEAD_AFTER = "object.head.after"

@@ -1,7 +1,7 @@
 """The durable queue (`outbox`): one row per (topic, subject, consumer) not yet delivered.
 
-A row exists from the commit that adds it. Several workers can deliver a topic: a claim has a number (`turn`) and a
-lease, and the rows of a dead worker are claimed again. A failed delivery is deferred, by pauses that double.
+A row is committed together with its cause. Several workers can deliver one topic: each claim has a number (`turn`) and
+a lease, after which another worker may claim the row. After each failed delivery, the pause before the next doubles.
 
 Belongs here: rows, leases and deferrals. Does not belong here: the content of entries, which belongs to their topics.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from kfm_dagster.storage.database import Database, Transaction
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
-"""Pauses between tries, the first and the longest. An outage of a day then costs some 150 tries."""
+"""Pauses between tries, the first and the longest. By these, an outage of a day costs some 150 tries."""
 MOST_DOUBLINGS = 20
 """Maximum doublings, because a timedelta cannot hold 2^40 pauses; LONGEST_PAUSE is reached much earlier."""
 ERROR_LENGTH = 500

@@ -1,9 +1,9 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
 Every text of a foreign exception or answer passes through here before it reaches the database, a log, Dagster or a
-page. Every rule reads a text only once. So a match begins only at the first of adjacent characters that the pattern
-accepts, and quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice
-of errors to keep, and addresses of our own settings (`addresses.py`).
+page. Each rule reads a text once, so its time is linear: in a row of characters that the pattern accepts, a match can
+begin at the first one only, and a quantifier is possessive where a failed match would read the rest again. Does not
+belong here: the choice of errors to keep, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ class ForeignError(Exception):
 
 
 def is_own(error: BaseException) -> bool:
-    """Return whether the package defines an error's class; the error's text is then redacted."""
+    """Return whether the package defines the error's class; if so, its text is redacted already."""
     return type(error).__module__.startswith("kfm_dagster.")
 
 
 def redacted_error(error: BaseException) -> BaseException:
     """Return a redacted exception to raise or log instead, with its causes and tracebacks.
 
-    Causes are redacted, too, because logs and Dagster's events have their texts. An error of the package is kept.
+    Causes are redacted, too, because logs and Dagster's events contain their texts. An error of the package is kept.
     """
     cause = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
     shown = error if is_own(error) else ForeignError(error_text(error)).with_traceback(error.__traceback__)

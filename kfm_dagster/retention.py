@@ -1,6 +1,6 @@
 """Retention: delete bulky data that nothing needs, by `configs/retention.yaml` (BEY-10).
 
-The store lists its files, and the database selects the unneeded files. Removals are not recorded, because each
+The store lists its files, and the database selects the unneeded files. No removed file is recorded, because each run of
 retention lists the store again. Belongs here: the model of the policy, the minimum age of each kind, the removal in
 batches. No row of the ledger's database is deleted here. Does not belong here: which files are needed
 (`sql/queries/retention.sql`), old runs of Dagster (`defs/run_storage.py`).
@@ -57,11 +57,11 @@ def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
     return check
 
 
-Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
+Runs = Annotated[Duration, AfterValidator(_at_least(1, "people look at a run after its end"))]
 # With a shorter age, a redelivered message could be landed in a batch that is being removed.
-Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
+Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS may deliver a message again for 14 days"))]
 Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm report looks at the outputs of 7 days"))]
-Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
+Samples = Annotated[Duration, AfterValidator(_at_least(1, "people look at a case after its end"))]
 
 
 class KeptFor(Strict):
@@ -81,7 +81,7 @@ class RetentionPolicy(Strict):
 
     @classmethod
     def load(cls, folder: Path | None) -> Self:
-        """Read the folder's file, else that of this release; raise CardError for a faulty file."""
+        """Read the folder's file, else the release's own file; raise CardError for a faulty file."""
         text, source = text_in(folder, RETENTION)
         return parse(text, cls, source=source)
 
@@ -92,7 +92,7 @@ class RetentionPolicy(Strict):
         return {kind: age for kind, age in ages.items() if age is not None}
 
 
-REASON = "older than its policy in retention.yaml, and needed by nothing"
+REASON = "older than the limit in retention.yaml, and not needed"
 BATCH = 10_000
 """Old files per query; many, because each query scans a table that has no index on the hashes."""
 PAGE = 1000
@@ -233,7 +233,7 @@ class StoredFiles:
         return match["sha256"] if match is not None and match["folder"] == self.folder else None
 
     def _delete(self, path: str) -> None:
-        # A concurrent retention deletes the same files.
+        # Another process may delete the same files at the same time.
         with self._answering(), suppress(FileNotFoundError, NotFoundError):
             self.store.delete(path)
 

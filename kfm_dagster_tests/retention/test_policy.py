@@ -76,7 +76,7 @@ def test_no_deployment_starts_with_a_wrong_policy(tmp_path: Path) -> None:
     for name, content in Card.load().files.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / RETENTION).write_text(f"{HEAD}  landing: 1d\n", encoding="utf-8")
-    with pytest.raises(CardError, match="15d at least: SQS gives a message again"):
+    with pytest.raises(CardError, match="15d at least: SQS may deliver a message again"):
         Configuration.load(Settings(configs_dir=tmp_path))
 
 
