@@ -204,7 +204,8 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         length = len(answer.body) if answer.length is None else answer.length
-        head = [f"HTTP/1.1 {answer.status}", *(f"{name}: {value}" for name, value in answer.headers)]
+        date = f"Date: {formatdate(usegmt=True)}"
+        head = [f"HTTP/1.1 {answer.status}", date, *(f"{name}: {value}" for name, value in answer.headers)]
         head.append(f"Content-Length: {length}\r\n\r\n")
         self._transport.write("\r\n".join(head).encode("latin-1") + (b"" if method == "HEAD" else answer.body))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -16,11 +16,13 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockRule, decide, decides
+from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockReading, ClockRule, decide, decides
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
 """A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
+KEPT = timedelta(minutes=1)
+"""Readings are kept in memory for this time, so that a run's stages do not each wait for a server without a Date."""
 
 
 @dataclass(kw_only=True)
@@ -30,6 +32,8 @@ class Calibration:
     rule: ClockRule
     database: Database
     clock: Callable[[], datetime]
+    _readings: tuple[ClockReading, ...] = field(default=(), init=False)
+    _read_at: datetime | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._log = ClockLog(self.database)
@@ -37,10 +41,13 @@ class Calibration:
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         """Return the decision on the clock now; measure first if no fresh reading is decisive."""
         now = self.clock()
-        if not any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH)):
-            self._log.record(measure(self.rule, clock=self.clock, endpoint=_server(objects, contract)))
-        since = now - self.rule.tau_calib
-        return decide(self._log.recent(since=since), self.rule, ts_start=self.clock())
+        # A clock that was set back meanwhile is read again.
+        if self._read_at is None or not self._read_at <= now < self._read_at + KEPT:
+            since = now - self.rule.tau_calib
+            if not any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH)):
+                self._log.record(measure(self.rule, clock=self.clock, endpoint=_server(objects, contract)))
+            self._readings, self._read_at = self._log.recent(since=since), now
+        return decide(self._readings, self.rule, ts_start=self.clock())
 
 
 def time_server(settings: Settings, registry: ContractRegistry) -> str | None:

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster import failpoints
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.ingest.calibration import Calibration
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.telemetry.clock.quality import allan_deviation, clock_quality
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id, decide
 from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, ask_date, kernel_clock, measure, reading_of
@@ -229,6 +232,31 @@ def test_there_are_at_most_five_requests_if_no_answer_decides(date_server: WebSe
     readings = measure(RULE, clock=lambda: REQUESTED_AT, endpoint=date_server.url(""))
     assert len(readings) == 6
     assert len(date_server.requests) == 5
+
+
+# Pause since the first decision, and the requests of both decisions.
+PAUSES = {0.0: 1, 59.9: 1, 60.0: 2, -0.1: 2}
+
+
+@pytest.mark.clause("PCS-10")
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_server_that_gives_no_time_is_asked_once_a_minute_not_by_each_stage(
+    pause: float, database: Database, date_server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", date_server.url(""))
+    monkeypatch.setattr(kernel_clock, "__kwdefaults__", {"ask": lambda: None})
+    date_server.answers = lambda _: WebAnswer(headers={})
+    times = [REQUESTED_AT]
+    calibration = Calibration(rule=RULE, database=database, clock=lambda: times[-1])
+    contract, stores = next(iter(ContractRegistry.load())), ObjectStores(object_root=None)
+
+    for _ in range(3):
+        assert calibration.decided(contract, stores).state is not ClockState.LOCKED
+    times.append(REQUESTED_AT + timedelta(seconds=pause))
+    calibration.decided(contract, stores)
+
+    assert len(date_server.requests) == PAUSES[pause]
+    assert len(ClockLog(database).recent(since=REQUESTED_AT - timedelta(days=1))) == PAUSES[pause]
 
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
