@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
@@ -27,18 +28,30 @@ PAUSE_SECONDS = 60.0
 
 
 class RunlessReports:
-    """Reports batches to a DAGSTER_HOME's instance. A failed report is a warning only."""
+    """Reports batches to a DAGSTER_HOME's instance, each beside the next batch. A failed report is a warning only."""
 
     def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
         self._home = dagster_home
         self._pipeline = pipeline
         self._warn = warn
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dagster-reports")
+        self._last: Future[None] | None = None
         self._instance: dg.DagsterInstance | None = None
         self._paused_until = 0.0
         self._unreported = 0
 
     def report(self, batch: WorkedBatch) -> None:
-        """Report each asset of a batch; never raises an error."""
+        """Begin to report each asset of a batch, after the report of the batch before; never raises an error."""
+        if self._last is not None:
+            self._last.result()
+        self._last = self._thread.submit(self._attempt, batch)
+
+    def close(self) -> None:
+        """End the last report, and dispose of the instance."""
+        self._thread.shutdown()
+        self._dispose()
+
+    def _attempt(self, batch: WorkedBatch) -> None:
         if time.monotonic() < self._paused_until:
             self._unreported += 1
             return
@@ -47,7 +60,7 @@ class RunlessReports:
             with environment({"DAGSTER_HOME": str(self._home)}):
                 self._report(batch)
         except Exception as error:
-            self.close()
+            self._dispose()
             self._unreported += 1
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             self._warn(f"a report to Dagster failed, the next follows in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
@@ -56,8 +69,7 @@ class RunlessReports:
             self._warn(f"Dagster answers again; {counted(self._unreported, 'batch')} not reported; the ledger has them")
             self._unreported = 0
 
-    def close(self) -> None:
-        """Dispose of the instance."""
+    def _dispose(self) -> None:
         if self._instance is not None:
             self._instance.dispose()
             self._instance = None

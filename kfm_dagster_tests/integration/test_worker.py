@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -527,15 +528,24 @@ def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_ru
     assert reported[-1][3]["run_succeeded"] == 2
 
 
-def test_an_unreachable_dagster_fails_no_unit_and_prints_one_line(
+def test_an_unreachable_dagster_fails_and_delays_no_unit_and_prints_one_line(
     desk: Desk, announced: Callable[[int], object], tmp_path: Path
 ) -> None:
-    reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.printed.append)
+    ingested = threading.Event()
+
+    def warn(line: str) -> None:
+        # Dagster's storage does not answer before the batch has ended.
+        assert ingested.wait(10)
+        desk.printed.append(line)
+
+    reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=warn)
     for count in (1, 2):
         announced(count)
         worker = desk.worker()
         worker.report = reports.report
         worker.work(until_empty=True)
+        ingested.set()
+    reports.close()
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
     [line] = desk.printed
     assert line.startswith("a report to Dagster failed, the next follows in 60 s: ")
