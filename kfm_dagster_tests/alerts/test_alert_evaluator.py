@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +17,6 @@ from kfm_dagster.errors import ConfigurationError, RefusedError, UnknownNameErro
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, evaluator_of
 from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
@@ -253,14 +251,3 @@ def test_a_notification_of_a_dead_evaluator_is_sent_once_by_another(
         # As after a restart: a new evaluator over the same database.
         evaluator_of(database, plan, now, box).evaluate()
         assert len(box.sent) == taken
-
-
-@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
-def test_states_and_levels_are_the_same_in_python_and_in_the_schema(dialect: str) -> None:
-    [schema] = [
-        text for migration in migrations(dialect) for text in migration.statements if "CREATE TABLE alerts " in text
-    ]
-    for column, words in {"state": AlertState, "level": Level}.items():
-        # The last constraint of a column counts.
-        *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
-        assert set(re.findall(r"'(\w+)'", listed)) == {*words}

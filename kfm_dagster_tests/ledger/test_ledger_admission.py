@@ -237,20 +237,6 @@ def test_a_claim_is_revoked_while_a_newer_version_is_admitted(bench: Bench, rele
         assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
 
 
-@pytest.mark.clause("BEY-01")
-def test_a_released_stale_unit_gets_one_attempt_and_is_quarantined_again(bench: Bench) -> None:
-    new, old = version(2, sequencer="02"), version(1, sequencer="01")
-    bench.ledger.ensure([new])
-    bench.ledger.ensure([old])
-    moved = bench.ledger.override(
-        {old.wal_id: 2}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
-    )
-    assert moved == {old.wal_id}
-    claimed = bench.claim(old)
-    report = bench.ledger.settle([failed(unit, "etag_mismatch") for unit in claimed], run_id=RUN)
-    assert report.quarantined == (old.wal_id,)
-
-
 PERMANENT = "missing_object"
 TRANSIENT = "storage_unavailable"
 

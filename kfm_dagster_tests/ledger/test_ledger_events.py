@@ -18,7 +18,7 @@ from kfm_dagster.contracts.model import PermanentErrors
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry
-from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -292,29 +292,6 @@ def test_the_table_has_every_kind_of_change() -> None:
     covered = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
     of_ledger = {code.value for code in LedgerCode}
     assert of_ledger - {code for _, code in covered} == set()
-    kinds = {
-        (rule.from_status, rule.to_status): expected_event(_change(rule.from_status, rule.to_status), "d")
-        for rule in (*TRANSITIONS, *OVERRIDES)
-    }
-    assert {pair: event["event"] for pair, event in kinds.items() if event} == {
-        ("in_progress", "succeeded"): "succeeded",
-        ("in_progress", "failed"): "failed",
-        ("pending", "quarantined"): "quarantined",
-        ("failed", "quarantined"): "quarantined",
-        ("failed", "pending"): "recovered",
-        ("quarantined", "pending"): "recovered",
-    }
-
-
-def _change(before: Status | None, after: Status) -> HistoryEntry:
-    return HistoryEntry.model_construct(
-        wal_id="w",
-        from_status=before,
-        to_status=after,
-        attempts=1,
-        run_id=None,
-        fields={"last_error_code": None, "stac_item_id": None},
-    )
 
 
 @pytest.mark.clause("SEC-04", "TEL-06")

@@ -100,7 +100,7 @@ def test_a_decision_without_its_transition_is_refused_at_commit(bench: Bench, st
         type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
     assert [entry.actor for entry in own_tx(bench.ledger.log).entries(action=GovernanceAction.RELEASE)] == []
     # So an unused decision cannot permit a later transition.
-    with pytest.raises(IllegalTransitionError, match=f"{status} > pending"), explained():
+    with pytest.raises(IllegalTransitionError, match=f"{unit.wal_id}: {status} > pending"), explained():
         type_together(bench, (BACK, {"wal_id": unit.wal_id}))
 
 
