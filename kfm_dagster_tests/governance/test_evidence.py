@@ -366,32 +366,3 @@ def test_a_released_unit_that_fails_again_gets_a_second_case(pipeline: Pipeline)
     second, first = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
     assert bundle_of(pipeline, second)["attempts"] == requarantined.attempts
-
-
-@pytest.mark.clause("WSM-14", "WSM-10", "BEY-06")
-def test_no_automatic_process_changes_a_quarantined_unit(
-    pipeline: Pipeline, objects: Path, tmp_path: Path, database_url: str
-) -> None:
-    item = chain.missing(chain.volumes(1)[0])
-    message = chain.announce([item.event()], registry=pipeline.registry)
-    chain.take(pipeline, message)
-    chain.work_until_done(pipeline)
-    [record] = own_tx(pipeline.ledger).find()
-    assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
-    cases = cases_of(pipeline).find(CaseState.OPEN)
-    # The object exists now, and every automatic process runs again, in another process.
-    chain.put(objects, [chain.volumes(1)[0]])
-    pipeline.close()
-    pipeline = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
-    for delivery in (2, 3):
-        chain.take(pipeline, replace(message, receipt_handle=f"again-{delivery}", receive_count=delivery))
-    chain.run_chain(pipeline, "nexrad-l2", chain.PARTITION, "backfill", Source.LISTING)
-    own_tx(pipeline.ledger).release_lost(run_ids=[record.ingest_run_id])
-    chain.work_until_done(pipeline)
-    assert EvidenceCollector(pipeline).collect() == 0
-    after = {unit.object_version: unit for unit in own_tx(pipeline.ledger).find()}
-    assert after[record.object_version] == record
-    assert cases_of(pipeline).find(CaseState.OPEN) == cases
-    # The message is acknowledged, so it cannot cause anything further.
-    assert pipeline.deliveries.due_for_deletion(limit=10) == []
-    pipeline.close()

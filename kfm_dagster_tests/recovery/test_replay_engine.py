@@ -338,28 +338,8 @@ def test_the_spec_s_change_reference_is_the_default(stand: Stand) -> None:
     person = Decision(actor="person", reason="fixed")
     run = stand.engine.start(selection(labels={"incident_id": "INC-3"}), person)
     assert run.decision.change_ref == "INC-3"
-    with pytest.raises(UnknownReplayReasonError):
-        stand.engine.start(selection(labels={"replay_reason": "just-because"}), person)
-
-
-@pytest.mark.clause("WSM-07")
-def test_a_configured_reason_is_valid_for_a_replay_and_stored_with_its_meaning(stand: Stand) -> None:
-    stand.bring("failed", 1)
-    chosen = selection(labels={"replay_reason": "reprocess-2025"})
-    with pytest.raises(UnknownReplayReasonError, match=r"observed reprocess-2025; .* or add the word to reasons of"):
-        stand.engine.plan(chosen)
-    plan = stand.pipeline.card.replay_plan.model_copy(update={"reasons": {"reprocess-2025": "the yearly one"}})
-    card = stand.pipeline.card.model_copy(update={"replay_plan": plan})
-    stand.pipeline = replace(stand.pipeline, card=card)
-    stand.engine = replace(stand.engine, pipeline=stand.pipeline)
-    # A plan needs no row of the reason and writes none.
-    stand.engine.plan(chosen)
-    assert "reprocess-2025" not in own_tx(stand.pipeline.ledger).replay_reasons()
-    run = stand.engine.start(chosen, PERSON)
-    stand.engine.advance(run.replay_run_id)
-    [record] = stand.records().values()
-    assert (record.status, record.replay_reason) == (Status.PENDING, "reprocess-2025")
-    assert own_tx(stand.pipeline.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
+    with pytest.raises(UnknownReplayReasonError, match=r"observed just-because; .* or add the word to reasons of"):
+        stand.engine.plan(selection(labels={"replay_reason": "just-because"}))
 
 
 def test_a_replay_that_this_release_cannot_read_does_not_block_others(
