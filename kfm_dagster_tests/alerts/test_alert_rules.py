@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.gates.verdict import Gate
-from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.statements import statement
 from kfm_dagster.telemetry.clock.reading import ClockState
 from kfm_dagster_tests.alerts.recorded import NOON, STAGE, Clock, Record
 
@@ -170,17 +165,3 @@ def test_thresholds_windows_and_levels_are_read_from_the_file(
     replace(evaluator, plan=plan.model_copy(update={"rules": rules})).evaluate()
     [alert] = evaluator.store.listed()
     assert alert.level is Level.CRITICAL
-
-
-def test_an_evaluation_does_not_scan_whole_tables(database: Database) -> None:
-    parameters = {"terms": "[]", "now": rfc3339(NOON), "max_offset": 1.0, "calibrated_since": rfc3339(NOON)}
-    explained = f"EXPLAIN {'QUERY PLAN ' if database.dialect == 'sqlite' else ''}"
-    with database.snapshot() as view:
-        if database.dialect == "postgresql":
-            # With few rows PostgreSQL would scan the tables in spite of the indexes.
-            view.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-        query = sa.text(explained + statement(database.dialect, "alerts.findings").text)
-        steps = [str(row[-1]) for row in view.connection.execute(query, parameters)]
-    assert [step for step in steps if re.search(r"(SCAN|Seq Scan on) (stage_|clock_|r$|c$)", step)] == []
-    assert sum("stage_audit_failed_gates" in step for step in steps) == 1
-    assert sum("stage_audit_by_kind" in step for step in steps) == 3

@@ -80,6 +80,8 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("evidence.due", {}, "quarantine_cases_without_evidence"),
     ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
     ("lineage.unpublished_steps", {}, IN_ORDER),
+    ("alerts.findings", {}, "stage_audit_failed_gates"),
+    ("alerts.findings", {}, r"(?s)(stage_audit_by_kind.*){3}"),
 ]
 LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
 """Partial indexes over active rows, which a plan may read completely."""
@@ -92,6 +94,9 @@ GROWING = {
     "etl_wal",
     "etl_steps",
     "node_output",
+    "stage_audit",
+    "stage_state",
+    "clock_readings",
 }
 STEPS = 2 * MOST
 
@@ -177,6 +182,10 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
     batch = [{"wal_id": row.wal_id, "attempt": row.attempts, "version": row.version} for row in known]
     return {
         "at": "2026-03-01T00:00:00.000000Z",
+        "now": "2026-03-01T00:00:00.000000Z",
+        "calibrated_since": "2026-03-01T00:00:00.000000Z",
+        "max_offset": 1.0,
+        "terms": "[]",
         "closed": CLOSED,
         "run_id": "run-1",
         "worker_id": "w",
