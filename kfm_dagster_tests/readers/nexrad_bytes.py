@@ -1,4 +1,4 @@
-"""NEXRAD volumes for the readers' tests: real volumes, and bytes packed by hand."""
+"""NEXRAD volumes for the readers' tests: bytes packed by hand."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from pyproj import Geod
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.key_grammar import KeyGrammarReader
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
 from kfm_dagster_tests.readers.reading import code_of, header_of
-
-PYART_MOMENTS = {
-    "Level2_KFTG_20150430_1419.ar2v": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
-    "KTLX19910605_162126.gz": {"REF", "VEL", "SW"},
-    "KABR20050101_000745.gz": {"REF", "VEL", "SW"},
-    "KTLX20140101_000624_V06.gz": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
-    "KLBB20160601_150025_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
-    "KTLX20190715_120037_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
-    "KCRP20200101_000431_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
-    "KCRP20210101_000031_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
-    "KLOT20220317_000842_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
-    "KDMX20250101_225441_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
-}
-"""Union over all radials of `NEXRADLevel2File.radial_records`, by arm_pyart 2.3.0."""
 
 START = datetime(2024, 5, 6, 21, 14, 3, 250_000, UTC)
 SITE = "KICT"
@@ -88,20 +70,3 @@ def unpack(volume: bytes) -> bytes:
     """Return the volume with its LDM records unpacked."""
     starts = [24, *record_ends(volume)]
     return volume[:24] + b"".join(bz2.decompress(volume[start + 4 : end]) for start, end in pairwise(starts))
-
-
-def real_volumes(shared_data: Path, reference: Mapping[str, Any]) -> list[tuple[str, bytes, Mapping[str, Any]]]:
-    return [
-        (path, (shared_data / path).read_bytes(), entry["reference"])
-        for path, entry in reference.items()
-        if entry["family"] == "nexrad-l2"
-    ]
-
-
-def key_groups(path: str, contracts: ContractRegistry) -> Mapping[str, str]:
-    """Return the key's groups; the file outside `objects/` gets those of its first radial."""
-    if not path.startswith("objects/"):
-        return {"site": "KFTG", "date": "20150430", "time": "141910"}
-    match = KeyGrammarReader(contracts["nexrad-l2"]).match(path.split("/", 2)[2])
-    assert match is not None, path
-    return match.groups

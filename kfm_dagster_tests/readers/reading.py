@@ -25,6 +25,8 @@ from kfm_dagster_tests.factories import envelope
 CONTRACTS = ContractRegistry.load()
 Change = Callable[[h5py.File], None]
 Outcome = HeaderMetadata | MetadataIssue
+CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
+"""The codes of a cut object that is refused."""
 
 
 class Reading:

@@ -36,7 +36,7 @@ from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, places
-from kfm_dagster_tests.readers.reading import header_of, is_unchecked, metadata_of, outcome, unit_of
+from kfm_dagster_tests.readers.reading import CUT, header_of, is_unchecked, metadata_of, outcome, unit_of
 
 DAY = date(2024, 12, 31)
 SAMPLES: dict[str, tuple[Samples, int]] = {
@@ -84,7 +84,6 @@ def test_more_samples_than_a_day_has_keys_are_refused() -> None:
             next(samples(DAY, limit + 1))
 
 
-CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
 PLACES = 40
 """Number of a specimen's structures at which the test cuts it."""
 STREAMS = ("ghcn-daily", "grib2-gzip", "isd")

@@ -1,19 +1,21 @@
-"""The NEXRAD Level II reader: real volumes, agreement with the key, position, hostile bytes."""
+"""The NEXRAD Level II reader: real volumes, the key, position, ends and cuts, hostile bytes."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import random
 import struct
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyproj import Geod
 
-from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.issues import MetadataIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_level2 import (
     DURATION,
@@ -23,35 +25,39 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     TDWR_ELEVATIONS,
     make_nexrad_level2,
 )
+from kfm_dagster.operators.integrity_check import apply_severities
+from kfm_dagster.readers import nexrad_end
+from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
 from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, sites
+from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers import reading
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,
     clock,
     groups,
     header,
-    key_groups,
     ldm,
     message_1,
     reach_m,
     read,
-    real_volumes,
+    record_ends,
     refusal,
     unpack,
 )
-from kfm_dagster_tests.readers.reading import allocating_at_most
+from kfm_dagster_tests.readers.reading import CUT, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.truth.comparison import CountingSource, real_objects
+
+outcome = partial(reading.outcome, read)
 
 # --- real volumes
 
 
-def test_real_volumes_carry_position_pattern_and_status(
-    shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
-) -> None:
-    by_name = {
-        Path(path).name: read(content, key_groups(path, contracts)).properties
-        for path, content, _ in real_volumes(shared_data, reference)
-    }
+def test_real_volumes_carry_position_pattern_and_status(shared_data: Path, reference: Mapping[str, Any]) -> None:
+    volumes = real_objects(shared_data, reference, "nexrad-l2")
+    by_name = {Path(real.path).name: real.read(BytesSource(real.content)).properties for real in volumes}
     old, older = by_name["KABR20050101_000745.gz"], by_name["KTLX19910605_162126.gz"]
     # Their message 5 is zero or absent; the radials name the pattern.
     assert (old["nexrad:vcp"], older["nexrad:vcp"]) == (32, 21)
@@ -303,6 +309,175 @@ def test_every_site_of_the_network_is_in_the_table() -> None:
         assert 13 < site.latitude < 66, site
         assert -166 < site.longitude < -26 or 126 < site.longitude < 145, site
         assert 5 < site.height_m < 3300, site
+
+
+# --- the ends of a volume
+
+
+def ends_of(uncompressed: bytes) -> list[int]:
+    """Return the offset of each radial's body in an uncompressed volume of type 31."""
+    places, place = [], uncompressed.find(SITE.encode(), 24)
+    while place >= 0:
+        places.append(place)
+        place = uncompressed.find(SITE.encode(), place + 1)
+    return places
+
+
+@pytest.mark.clause("OPR-15")
+def test_a_last_radial_before_the_first_or_after_the_longest_volume_is_a_time_mismatch(uncompressed: bytes) -> None:
+    place = ends_of(uncompressed)[-1]
+    for after, code in (
+        (timedelta(0), None),
+        (LONGEST_VOLUME, None),
+        (LONGEST_VOLUME + timedelta(milliseconds=1), MetadataIssue.TIME_MISMATCH),
+        (timedelta(milliseconds=-1), MetadataIssue.TIME_MISMATCH),
+        (timedelta(days=1), MetadataIssue.TIME_MISMATCH),
+    ):
+        day, milliseconds = clock(START + after)
+        content = uncompressed[: place + 4] + struct.pack(">IH", milliseconds, day) + uncompressed[place + 10 :]
+        if code is None:
+            assert read(content).end == START + after
+        else:
+            assert refusal(content) is code
+
+
+def test_a_last_radial_of_another_radar_is_a_platform_mismatch(uncompressed: bytes) -> None:
+    place = ends_of(uncompressed)[-1]
+    assert refusal(uncompressed[:place] + b"KTWX" + uncompressed[place + 4 :]) is MetadataIssue.PLATFORM_MISMATCH
+
+
+@pytest.mark.clause("OPR-16")
+def test_if_neither_end_has_velocity_only_the_first_radial_s_moments_are_listed(
+    volume: bytes, uncompressed: bytes
+) -> None:
+    # Three radials of each cut: surveillance and Doppler in the first record, only surveillance in the last.
+    first, third, fourth = (ends_of(uncompressed)[index] - 28 for index in (0, 6, 9))
+    cut = volume[: next(record_ends(volume))] + ldm(uncompressed[first:third]) + ldm(uncompressed[third:fourth])
+    stored = read(cut)
+    assert "nexrad:moments" not in stored.properties
+    assert stored.properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
+    assert stored.properties["nexrad:elevations"] == [0.483, 0.879]
+    # A gzipped volume without packed records is read whole, with every cut.
+    assert read(gzip.compress(uncompressed[:fourth])).properties["nexrad:moments"] == list(MOMENTS)
+
+
+# --- cut objects
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_volume_of_type_1_cut_between_radials_is_suspect_and_within_a_radial_refused(
+    shared_data: Path, reference: Mapping[str, Any]
+) -> None:
+    volumes = real_objects(shared_data, reference, "nexrad-l2")
+    of_type_1 = [real for real in volumes if real.expected["msg_type"] == "1"]
+    assert of_type_1
+    for real in of_type_1:
+        path, key = real.path, real.groups
+        plain = gzip.decompress(real.content) if real.expected["gzipped"] else unpack(real.content)
+        for end in range(len(plain) // 5 // 2432 * 2432 + 24, len(plain), 2432 * 1191):
+            assert is_unchecked(outcome(plain[:end], key)), (path, end)
+            assert is_unchecked(outcome(gzip.compress(plain[:end], 1), key)), (path, end)
+            assert outcome(plain[: end + 1], key) in CUT, (path, end)
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_sample_cut_at_any_byte_is_never_ok(volume: bytes, uncompressed: bytes) -> None:
+    metadata_end, *ends, whole = record_ends(volume)
+    near = {end + away for end in (metadata_end, *ends, whole) for away in range(-9, 10)}
+    for end in sorted({*range(0, whole, 11), *near} & {*range(whole)}):
+        result = outcome(volume[:end])
+        assert is_unchecked(result) if end in ends else result in CUT, end
+    assert read(volume[:whole]).findings == ()
+    assert refusal(volume[:metadata_end]) in CUT
+    # Cut before it was gzipped.
+    for end in ends:
+        assert is_unchecked(outcome(gzip.compress(volume[:end]))), end
+        for around in (end - 1, end + 5):
+            assert outcome(gzip.compress(volume[:around])) in CUT, around
+    # A volume without packed records is suspect if cut before a radial, and refused if cut elsewhere.
+    for end in [place - 28 for place in ends_of(uncompressed)][1:]:
+        assert is_unchecked(outcome(uncompressed[:end])), end
+        for around in (end - 1, end + 1, end + 27, end + 29):
+            assert outcome(uncompressed[:around]) in CUT, around
+
+
+@pytest.mark.clause("OPR-15", "OPR-20")
+def test_a_gzipped_volume_too_large_to_read_whole_has_an_unknown_end(
+    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = gzip.compress(uncompressed)
+    monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content))
+    assert read(content).end == START + DURATION
+    monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content) - 1)
+    metadata = read(content)
+    assert is_unchecked(metadata)
+    assert (metadata.start, metadata.end) == (START, START)
+    properties = metadata.properties
+    assert properties["nexrad:end-known"] is False
+    assert properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
+    assert properties["nexrad:pattern-elevations"][-1] == 6.416
+    assert not {"nexrad:moments", "nexrad:elevations"} & properties.keys()
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_volume_of_unknown_completeness_is_suspect_under_the_contract(
+    volume: bytes, contracts: ContractRegistry
+) -> None:
+    *_, end, _ = record_ends(volume)
+    status, [issue] = apply_severities(read(volume[:end]).findings, contracts["nexrad-l2"].metadata_extract.severities)
+    assert (status.value, issue.severity, issue.code) == ("suspect", Severity.SUSPECT, "completeness_unchecked")
+    assert "status 2" in issue.message
+
+
+# --- odd and hostile ends
+
+
+def test_a_last_record_larger_than_the_tail_costs_one_more_request(volume: bytes) -> None:
+    frames = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(200))
+    *_, start, _ = record_ends(volume)
+    last = bz2.decompress(volume[start + 4 :])
+    content = volume[:start] + ldm(frames + last, last=True)
+    assert len(content) - start > 400_000
+    source = CountingSource(content)
+    metadata = read(source)
+    assert (metadata.end, metadata.findings, len(source.requests)) == (START + DURATION, (), 3)
+
+
+def test_a_volume_without_its_last_radial_is_suspect(volume: bytes) -> None:
+    metadata = read(volume + ldm(bytes(2432)))
+    assert is_unchecked(metadata)
+    assert metadata.properties["nexrad:end-known"] is False
+    # One radial of type 1, which does not end the volume.
+    metadata = read(header() + message_1(START))
+    assert is_unchecked(metadata)
+    assert metadata.end == START
+
+
+@pytest.mark.clause("OPR-07")
+def test_a_volume_or_last_record_that_unpacks_beyond_the_limit_is_refused(
+    volume: bytes, uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = volume + ldm(bytes(10_000_000), last=True)
+    assert refusal(endless) is refusal(gzip.compress(endless)) is MetadataIssue.RESOURCE_LIMIT
+    monkeypatch.setattr(nexrad_end, "MAX_VOLUME_BYTES", 8_000_000)
+    assert read(gzip.compress(uncompressed)).findings == ()
+    assert refusal(gzip.compress(uncompressed + bytes(9_000_000))) is MetadataIssue.RESOURCE_LIMIT
+
+
+@pytest.mark.clause("OPR-07")
+def test_the_search_for_the_last_radial_is_bounded(uncompressed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    false = struct.pack(">12xHxB12x4s", 0xFFFF, 31, SITE.encode())
+    assert refusal(uncompressed + false * 20_000) is MetadataIssue.TRUNCATED_OBJECT
+    for starts in (1, 0):
+        monkeypatch.setattr(nexrad_end, "MAX_STARTS", starts)
+        assert isinstance(outcome(uncompressed), HeaderMetadata) is (starts > 0)
+
+
+def test_a_cut_last_record_with_a_matching_size_is_refused(volume: bytes) -> None:
+    *_, start, end = record_ends(volume)
+    for length in range(10, end - start - 4, 25):
+        content = volume[:start] + struct.pack(">i", -length) + volume[start + 4 : start + 4 + length]
+        assert outcome(content) in CUT, length
 
 
 # --- hostile bytes

@@ -29,13 +29,12 @@ from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds
 from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES
 from kfm_dagster.readers.nexrad_radar import TDWR, site_named, sites
-from kfm_dagster_tests.readers.reading import Reading, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.reading import CUT, Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
 START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
 READING = Reading("nexrad-l3")
 read, outcome, refusal = READING.read, READING.outcome, READING.refusal
-CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
 WGS84 = Geod(ellps="WGS84")
 FIRST, LAST = 30, 120
 """Bytes of a heading in Unidata's objects, and of a message before its blocks."""

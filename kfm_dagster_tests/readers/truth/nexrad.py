@@ -14,7 +14,6 @@ from pyproj import Geod
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.nexrad_radar import RANGE_M
-from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS, key_groups
 from kfm_dagster_tests.readers.reading import header_of
 from kfm_dagster_tests.readers.truth.comparison import (
     CONTRACTS,
@@ -28,10 +27,24 @@ from kfm_dagster_tests.readers.truth.comparison import (
     seconds,
 )
 
+PYART_MOMENTS = {
+    "Level2_KFTG_20150430_1419.ar2v": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KTLX19910605_162126.gz": {"REF", "VEL", "SW"},
+    "KABR20050101_000745.gz": {"REF", "VEL", "SW"},
+    "KTLX20140101_000624_V06.gz": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KLBB20160601_150025_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KTLX20190715_120037_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KCRP20200101_000431_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO"},
+    "KCRP20210101_000031_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+    "KLOT20220317_000842_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+    "KDMX20250101_225441_V06": {"REF", "VEL", "SW", "ZDR", "PHI", "RHO", "CFP"},
+}
+"""Union over all radials of `NEXRADLevel2File.radial_records`, by arm_pyart 2.3.0."""
+
 
 def open_volume(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
-    """Open a volume whose file name is not a key."""
-    return path, key_groups(path, CONTRACTS), content
+    """Open the volume whose file name is not a key, with the groups of its first radial."""
+    return path, {"site": "KFTG", "date": "20150430", "time": "141910"}, content
 
 
 @compares("nexrad-l2", reader="nexrad-level2", open_file=open_volume)
