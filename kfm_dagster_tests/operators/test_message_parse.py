@@ -194,15 +194,6 @@ def test_a_topic_announces_only_its_own_dataset() -> None:
     assert rejection.reason_code == ParseIssue.UNROUTABLE_TOPIC
 
 
-@pytest.mark.clause("OPR-02")
-def test_rejection_names_the_field_and_the_record() -> None:
-    body = record()
-    del body["eventTime"]
-    (rejection,) = parse(raw(record(), body)).rejections
-    assert "eventTime" in rejection.detail
-    assert (rejection.message_id, rejection.record_index) == ("sqs-1", 1)
-
-
 FIELDS = (
     "eventVersion", "eventName", "eventTime", "s3", "s3.bucket", "s3.bucket.name", "s3.object", "s3.object.key",
     "s3.object.eTag", "s3.object.size (bytes)", "s3.object.sequencer",
@@ -309,22 +300,32 @@ def test_a_time_outside_the_years_of_utc_is_refused() -> None:
             rfc3339(value)
 
 
-@pytest.mark.clause("OPR-03")
-def test_notices_without_a_unit_are_recognised() -> None:
-    for body, reason, key in (
-        ('{"Service":"Amazon S3","Event":"s3:TestEvent","Bucket":"b"}', IgnoreReason.TEST_EVENT, None),
-        (sns('{"Service":"Amazon S3","Event":"s3:TestEvent"}'), IgnoreReason.TEST_EVENT, None),
-        ('{"Type":"SubscriptionConfirmation"}', IgnoreReason.SUBSCRIPTION_NOTICE, None),
-        ('{"Type":"UnsubscribeConfirmation"}', IgnoreReason.SUBSCRIPTION_NOTICE, None),
-        (raw(record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY + ".idx")), IgnoreReason.SIDECAR, HRRR_KEY + ".idx"),
-        (raw(record(key="SUVI-L1b-Fe094/x.nc")), IgnoreReason.KNOWN_NEIGHBOUR, "SUVI-L1b-Fe094/x.nc"),
-        (raw(record(eventName="ObjectRemoved:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
-        (raw(record(eventName="LifecycleExpiration:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
+EVENT, NOTICE, REMOVED = IgnoreReason.TEST_EVENT, IgnoreReason.SUBSCRIPTION_NOTICE, IgnoreReason.OBJECT_REMOVED
+SUVI_KEY, HRRR_BUCKET = "SUVI-L1b-Fe094/x.nc", "noaa-hrrr-bdp-pds"
+HRRR_INDEX = {"bucket": HRRR_BUCKET, "key": HRRR_KEY + ".idx"}
+
+
+@pytest.mark.clause("OPR-03", "OPR-19")
+def test_a_record_without_a_unit_is_ignored_with_its_reason_key_bucket_and_dataset() -> None:
+    for body, reason, key, bucket, dataset in (
+        (f'{{"Event":"s3:TestEvent","Bucket":"{HRRR_BUCKET}"}}', EVENT, None, HRRR_BUCKET, "hrrr"),
+        ('{"Event":"s3:TestEvent","Bucket":"another-s"}', EVENT, None, None, None),
+        ('{"Event":"s3:TestEvent","Bucket":["b"]}', EVENT, None, None, None),
+        (sns('{"Service":"Amazon S3","Event":"s3:TestEvent"}'), EVENT, None, None, None),
+        ('{"Type":"SubscriptionConfirmation"}', NOTICE, None, None, None),
+        ('{"Type":"UnsubscribeConfirmation"}', NOTICE, None, None, None),
+        (f'{{"Type":"SubscriptionConfirmation","TopicArn":"{HRRR_TOPIC}"}}', NOTICE, None, None, "hrrr"),
+        ('{"Type":"SubscriptionConfirmation","TopicArn":7}', NOTICE, None, None, None),
+        (raw(record(**HRRR_INDEX)), IgnoreReason.SIDECAR, HRRR_KEY + ".idx", HRRR_BUCKET, "hrrr"),
+        (raw(record(key=SUVI_KEY)), IgnoreReason.KNOWN_NEIGHBOUR, SUVI_KEY, "noaa-goes19", "goes-abi"),
+        (raw(record(eventName="ObjectRemoved:Delete")), REMOVED, GOES_KEY, "noaa-goes19", "goes-abi"),
+        (raw(record(eventName="LifecycleExpiration:Delete")), REMOVED, GOES_KEY, "noaa-goes19", "goes-abi"),
     ):
         parsed = parse(body)
-        assert [(ignored.reason, ignored.key) for ignored in parsed.ignored] == [(reason, key)]
-        assert parsed.envelopes == ()
-        assert parsed.rejections == ()
+        [ignored] = parsed.ignored
+        assert (ignored.reason, ignored.key) == (reason, key), body
+        assert (ignored.bucket, ignored.dataset, ignored.record_index) == (bucket, dataset, 0), body
+        assert (parsed.envelopes, parsed.rejections) == ((), ())
 
 
 @pytest.mark.clause("OPR-03")
@@ -342,25 +343,6 @@ def test_messages_of_a_dataset_that_is_not_followed_are_ignored() -> None:
     assert len(mixed.rejections) == 1
 
 
-HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
-
-
-@pytest.mark.clause("OPR-19")
-def test_an_ignored_record_has_its_bucket_dataset_and_index() -> None:
-    for body, bucket, dataset, record_index in (
-        ('{"Event":"s3:TestEvent","Bucket":"noaa-hrrr-bdp-pds"}', "noaa-hrrr-bdp-pds", "hrrr", 0),
-        ('{"Event":"s3:TestEvent","Bucket":"another-s"}', None, None, 0),
-        ('{"Event":"s3:TestEvent","Bucket":["b"]}', None, None, 0),
-        (f'{{"Type":"SubscriptionConfirmation","TopicArn":"{HRRR_TOPIC}"}}', None, "hrrr", 0),
-        ('{"Type":"SubscriptionConfirmation","TopicArn":7}', None, None, 0),
-        (raw(record(), record(**HRRR_INDEX)), "noaa-hrrr-bdp-pds", "hrrr", 1),
-        (raw(record(key="SUVI-L1b-Fe094/x.nc")), "noaa-goes19", "goes-abi", 0),
-        (raw(record(eventName="ObjectRemoved:Delete")), "noaa-goes19", "goes-abi", 0),
-    ):
-        [ignored] = parse(body).ignored
-        assert (ignored.bucket, ignored.dataset, ignored.record_index) == (bucket, dataset, record_index)
-
-
 @pytest.mark.clause("OPR-03")
 def test_object_removed_follows_the_datasets_policy() -> None:
     goes = REGISTRY["goes-abi"]
@@ -375,11 +357,11 @@ def test_object_removed_follows_the_datasets_policy() -> None:
 @pytest.mark.clause("BEY-08", "OPR-01")
 def test_a_bad_record_does_not_affect_other_records() -> None:
     other = GOES_KEY.replace("C13", "C14")
-    idx = record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY + ".idx")
-    parsed = parse(raw(record(), None, record(key="unknown"), idx, record(key=other)))
+    parsed = parse(raw(record(), None, record(key="unknown"), record(**HRRR_INDEX), record(key=other)))
     assert [unit.key for unit in parsed.envelopes] == [GOES_KEY, other]
-    assert [rejection.record_index for rejection in parsed.rejections] == [1, 2]
-    assert [ignored.reason for ignored in parsed.ignored] == [IgnoreReason.SIDECAR]
+    rejected = [(rejection.message_id, rejection.record_index) for rejection in parsed.rejections]
+    assert rejected == [("sqs-1", 1), ("sqs-1", 2)]
+    assert [(ignored.reason, ignored.record_index) for ignored in parsed.ignored] == [(IgnoreReason.SIDECAR, 3)]
 
 
 def reference_wal_id(*fields: str | None) -> str:

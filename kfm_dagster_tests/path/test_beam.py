@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.contracts.key_grammar import KeyGrammarReader
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.path.arrival import SPEED_OF_LIGHT_M_S, DeltaForm
 from kfm_dagster.path.beam import EARTH_RADIUS_M, EFFECTIVE_EARTH_FACTOR, Geometry, quadrature, trace
 from kfm_dagster.path.refractivity import (
@@ -36,8 +34,10 @@ from kfm_dagster.path.volume import (
     path_arrival,
 )
 from kfm_dagster.readers import nexrad_level2, nexrad_radar
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.path.beams import START, TAU, beam, integrated
-from kfm_dagster_tests.readers.reading import header_of
+from kfm_dagster_tests.readers.reading import match_of
+from kfm_dagster_tests.readers.truth.comparison import real_objects
 
 RELATIVE = 1e-9
 ELEVATIONS = (-0.2, 0.0, 0.483, 1.318, 5.098, 19.5, 45.0, 90.0)
@@ -246,16 +246,13 @@ def test_every_elevation_has_its_arrival_with_a_positive_definite_covariance() -
 
 
 @pytest.mark.clause("PCS-11")
-def test_every_real_volume_from_1991_on_gives_its_beams(shared_data: Path, contracts: ContractRegistry) -> None:
-    grammar = KeyGrammarReader(contracts["nexrad-l2"])
-    bucket = shared_data / "objects" / "unidata-nexrad-level2"
+def test_every_real_volume_from_1991_on_gives_its_beams(shared_data: Path, reference: dict[str, Any]) -> None:
     arrivals: dict[str, PathArrival] = {}
-    for file in sorted(path for path in bucket.rglob("*") if path.is_file()):
-        key = file.relative_to(bucket).as_posix()
-        match = grammar.match(key)
-        header = header_of("nexrad-level2", file.read_bytes(), groups=match.groups)
-        times = {"ts_start": match.start, "reference": header.datetime, "tau": nexrad_level2.TIME_TOLERANCE}
-        arrivals[file.name[:12]] = path_arrival(facts_of(header.properties), **times)
+    for real in real_objects(shared_data, reference, "nexrad-l2"):
+        if real.contract is not None:
+            header, start = real.read(BytesSource(real.content)), match_of("nexrad-l2", real.key).start
+            times = {"ts_start": start, "reference": header.datetime, "tau": nexrad_level2.TIME_TOLERANCE}
+            arrivals[Path(real.path).name[:12]] = path_arrival(facts_of(header.properties), **times)
     assert len(arrivals) == 9
     for arrival in arrivals.values():
         assert not covariance_faults(arrival.t_covariance)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import numpy as np
 import pytest
@@ -24,13 +25,31 @@ from kfm_dagster.telemetry.clock.quality import allan_deviation, clock_quality
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id, decide
 from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, ask_date, kernel_clock, measure, reading_of
 from kfm_dagster_tests.clocks import RULE, kernel_reading, server_reading
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
-from kfm_dagster_tests.telemetry.conftest import dated, http_date
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
 
 delays = st.floats(0, 10).map(lambda seconds: timedelta(seconds=seconds))
 moments = st.floats(0, 1e6).map(lambda seconds: NOW + timedelta(seconds=seconds))
+
+
+def http_date(at: datetime) -> str:
+    """Return the time as an HTTP date: whole seconds, rounded down."""
+    return format_datetime(at.astimezone(UTC), usegmt=True)
+
+
+def dated(at: datetime, status: int = 403, **headers: str) -> WebAnswer:
+    return WebAnswer(status=status, headers={"Date": http_date(at), **headers})
+
+
+@pytest.fixture
+def date_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """Open a server that by default refuses every request, with the current time as Date."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with open_web_server() as server:
+        server.answers = lambda _: dated(datetime.now(UTC))
+        yield server
 
 
 def offset_of(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = NOW) -> tuple[float, float]:
