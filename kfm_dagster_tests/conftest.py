@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.pipeline import Pipeline
     from kfm_dagster.ledger.record import NoddWalRecord
     from kfm_dagster_tests.commands import Call
+    from kfm_dagster_tests.followers.announcements.web_server import WebServer
     from kfm_dagster_tests.integration.chain import FakeQueue
 
 # No test depends on the clock, and workers share the machine.
@@ -281,6 +282,15 @@ def database(database_url: str) -> Iterator[Database]:
     opened = Database.open(database_url)
     yield opened
     opened.dispose()
+
+
+@pytest.fixture
+def web_server() -> Iterator[WebServer]:
+    """A web server on loopback that records its requests."""
+    from kfm_dagster_tests.followers.announcements.web_server import open_web_server
+
+    with open_web_server() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
@@ -11,7 +9,6 @@ from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.configs import own_folder
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import Clock, Mailbox, Record, evaluator_of
-from kfm_dagster_tests.followers.announcements.web_server import WebServer, open_web_server
 
 
 @pytest.fixture
@@ -23,12 +20,6 @@ def plan() -> AlertPlan:
 @pytest.fixture
 def record(database: Database) -> Record:
     return Record(database)
-
-
-@pytest.fixture
-def web_server() -> Iterator[WebServer]:
-    with open_web_server() as opened:
-        yield opened
 
 
 @pytest.fixture

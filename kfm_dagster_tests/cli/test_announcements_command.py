@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from kfm_dagster.stages.card import STATE_MACHINE, Card
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.commands import Call, caller
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer
 
 pytestmark = pytest.mark.clause("OPR-22")
 
@@ -25,17 +24,13 @@ WELL, WRONG = "well", "wrong"
 
 
 @pytest.fixture
-def server() -> Iterator[WebServer]:
-    with open_web_server() as opened:
-        yield opened
-
-
-@pytest.fixture
-def home(home: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> Path:
+def home(home: Path, monkeypatch: pytest.MonkeyPatch, web_server: WebServer) -> Path:
     configs = home.with_name("configs")
     configs.mkdir()
     (configs / STATE_MACHINE).write_bytes(Card.load().files[STATE_MACHINE])
-    lines = [f'  - {{name: {name}, target: {{webhook: "{server.url(name)}?code={SECRET}"}}}}' for name in (WELL, WRONG)]
+    lines = [
+        f'  - {{name: {name}, target: {{webhook: "{web_server.url(name)}?code={SECRET}"}}}}' for name in (WELL, WRONG)
+    ]
     (configs / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions:\n' + "\n".join(lines), encoding="utf-8")
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
     return home
@@ -47,7 +42,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def announced(home: Path, server: WebServer) -> list[str]:
+def announced(home: Path, web_server: WebServer) -> list[str]:
     """Announce five Items, one of them refused by a receiver; return the ids, refused first."""
     with_items = Pipeline.open(Settings.load())
     items = candidates(with_items.registry, [goes(number) for number in range(5)])
@@ -57,7 +52,7 @@ def announced(home: Path, server: WebServer) -> list[str]:
     def answer(request: WebRequest) -> WebAnswer:
         return WebAnswer(status=422 if request.path.startswith(f"/{WRONG}") and refused in request.body else 200)
 
-    server.answers = answer
+    web_server.answers = answer
     with_items.catalog.register(items, fence=open_fence)
     with_items.following.catch_up(with_items.followers)
     with_items.close()
@@ -65,7 +60,7 @@ def announced(home: Path, server: WebServer) -> list[str]:
 
 
 def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_again(
-    announced: list[str], call: Call, server: WebServer
+    announced: list[str], call: Call, web_server: WebServer
 ) -> None:
     shown = call("list", "--json")
     assert shown.code == ExitCode.FINISHED_WITH_FAILURES
@@ -85,26 +80,26 @@ def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_ag
         ExitCode.FINISHED_WITH_FAILURES,
         {"subscription": WRONG, "taken": 0, "refused": 1},
     )
-    server.answers = lambda _: WebAnswer()
+    web_server.answers = lambda _: WebAnswer()
     code, out, _ = call("resend", WRONG)
     assert (code, out) == (ExitCode.DONE, f"{WRONG}: 1 taken, 0 refused\n")
-    assert len({json.loads(body)["id"] for *_, body in server.requests}) == 5
+    assert len({json.loads(body)["id"] for *_, body in web_server.requests}) == 5
     assert call("list")[0] == ExitCode.DONE
 
 
 def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
-    announced: list[str], call: Call, server: WebServer
+    announced: list[str], call: Call, web_server: WebServer
 ) -> None:
-    before = {body for _, path, _, body in server.requests if path.startswith(f"/{WELL}")}
-    server.requests.clear()
+    before = {body for _, path, _, body in web_server.requests if path.startswith(f"/{WELL}")}
+    web_server.requests.clear()
     code, out, _ = call("resend", WELL, "--all", "--json")
     assert (code, json.loads(out)) == (ExitCode.DONE, {"subscription": WELL, "changes": 5, "refused": 0})
-    assert {body for *_, body in server.requests} == before
-    assert len(server.requests) == 5
+    assert {body for *_, body in web_server.requests} == before
+    assert len(web_server.requests) == 5
 
 
-def test_an_unreachable_receiver_is_reported(announced: list[str], call: Call, server: WebServer) -> None:
-    server.answers = lambda _: WebAnswer(status=503)
+def test_an_unreachable_receiver_is_reported(announced: list[str], call: Call, web_server: WebServer) -> None:
+    web_server.answers = lambda _: WebAnswer(status=503)
     code, _, error = call("resend", WRONG)
     assert code == ExitCode.DEPENDENCY_UNAVAILABLE
     assert f"{WRONG}: HTTP 503" in error

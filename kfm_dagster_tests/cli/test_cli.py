@@ -215,6 +215,15 @@ BAD_INPUT: dict[str, list[str]] = {
             ("worker", "wrong.yaml/home"),
         )
     },
+    # Neither home has a catalog.
+    "items search --time 2025-12-03/2025-12-01": ["ends before it begins"],
+    **{
+        f"items search --bbox {box}": ["not a box in degrees"] for box in ("1,2,3", "0,50,10,40", "-190,0,10,40")
+    },
+    **{
+        f"items search{options}": ["home/catalog", "KFM_HOME"]
+        for options in ("", " --json", " --where platform=x", " --parquet x.parquet")
+    },
     "reconcile --from 2999-01-01 --to 2999-01-02": ["; next: "],
     # An unknown run does not determine the folder of run state.
     "KFM_RUN_STATE=run-state replay compare latest": ["; next: "],

@@ -37,7 +37,7 @@ from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.followers.announcements.changes import subscribed
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.followers.stac_api.api import Api
 from kfm_dagster_tests.integration import traces
@@ -226,12 +226,6 @@ def scan(minute: int) -> StoredObject:
 
 
 @pytest.fixture
-def server() -> Iterator[WebServer]:
-    with open_web_server() as opened:
-        yield opened
-
-
-@pytest.fixture
 def api_server(stac_api_url: str) -> Iterator[str]:
     """Serve a STAC API over the database."""
     with stac_api_server(stac_api_url) as url:
@@ -280,11 +274,11 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     tmp_path: Path,
     stac_api_url: str,
     api_server: str,
-    server: WebServer,
+    web_server: WebServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = tmp_path / "virtual"
-    configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
+    configs = subscribed(tmp_path / "configs", f'webhook: "{web_server.url()}"')
     pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url, configs_dir=configs)
     put(objects, [scan(0)])
     run_chain(pipeline, GOES, GOES_DAY, "first")
@@ -309,7 +303,7 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
 
     assert shown(pipeline, place, stac_api_url) == before
     assert read_by_clients(root, api_server) == alone
-    events = [json.loads(body) for *_, body in server.requests]
+    events = [json.loads(body) for *_, body in web_server.requests]
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
     assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
@@ -317,17 +311,17 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
 
 
 @pytest.mark.clause("OPR-22")
-def test_an_unreachable_receiver_fails_no_unit(pipeline: Pipeline, server: WebServer, tmp_path: Path) -> None:
-    configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
+def test_an_unreachable_receiver_fails_no_unit(pipeline: Pipeline, web_server: WebServer, tmp_path: Path) -> None:
+    configs = subscribed(tmp_path / "configs", f'webhook: "{web_server.url()}"')
     pipeline.settings = pipeline.settings.model_copy(update={"configs_dir": configs})
-    server.answers = lambda _: WebAnswer(status=503)
+    web_server.answers = lambda _: WebAnswer(status=503)
     deliver(pipeline, *volumes(2))
     run_pending(pipeline, "run")
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
     [place] = pipeline.following.states()
     assert (place.follower, place.behind, place.failures) == ("announcements.one", 2, 1)
-    server.answers, before = (lambda _: WebAnswer()), len(server.requests)
+    web_server.answers, before = (lambda _: WebAnswer()), len(web_server.requests)
     pipeline.clock.forward(LONGEST_PAUSE.total_seconds())
     pipeline.following.catch_up(pipeline.followers)
-    assert len({json.loads(body)["id"] for *_, body in server.requests[before:]}) == 2
+    assert len({json.loads(body)["id"] for *_, body in web_server.requests[before:]}) == 2
     assert {(state.behind, state.last_error) for state in pipeline.following.states()} == {(0, None)}

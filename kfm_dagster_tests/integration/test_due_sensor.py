@@ -28,7 +28,7 @@ from kfm_dagster.retention import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
 from kfm_dagster_tests.factories import landed_path, received_long_ago
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 from kfm_dagster_tests.integration.chain import DAY, announce, deliver, notify_each, put, volumes
 from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
@@ -88,10 +88,9 @@ def test_a_day_s_beams_are_requested_once_its_units_ended_and_again_for_more_aft
 
 
 @pytest.fixture
-def web_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    with open_web_server() as opened:
-        monkeypatch.setenv("KFM_ALERT_URLS", f"notify={service_url(opened, 'alerts')}")
-        yield opened
+def web_server(web_server: WebServer, monkeypatch: pytest.MonkeyPatch) -> WebServer:
+    monkeypatch.setenv("KFM_ALERT_URLS", f"notify={service_url(web_server, 'alerts')}")
+    return web_server
 
 
 @pytest.mark.clause("PCS-18", "DAG-03")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.redaction import ForeignError
 from kfm_dagster.views.view import json_row
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 from kfm_dagster_tests.integration.chain import FakeQueue, enqueue, truncated, volumes
 from kfm_dagster_tests.integration.face import Face
 
@@ -56,19 +56,13 @@ COMMANDS = (
 PAGES = ("/", "/units", "/failures", "/alerts", "/rejected", "/gaps", "/decisions", "/validate", "/metrics")
 
 
-@pytest.fixture
-def backend() -> Iterator[WebServer]:
-    with open_web_server() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
-def _planted(_no_settings_of_this_machine: None, backend: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def _planted(_no_settings_of_this_machine: None, web_server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # The client writes aliases of OPENLINEAGE_URL into the environment; setting them first restores them later.
     for alias in ("TYPE", "URL", "ENDPOINT"):
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}", "x")
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}")
-    server = backend.url("").removeprefix("http://")
+    server = web_server.url("").removeprefix("http://")
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value.format(secret=SECRETS[name], server=server))
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -99,13 +93,13 @@ def output_of(arguments: list[str]) -> str:
 def test_no_record_log_event_or_page_contains_a_planted_secret(
     face: Face,
     queue: FakeQueue,
-    backend: WebServer,
+    web_server: WebServer,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     location = {"Location": f"http://kfm:{SECRETS['OPENLINEAGE_URL']}@{NOWHERE}/login"}
     statuses = itertools.cycle([400, 302, 422, 401])
-    backend.answers = lambda _: WebAnswer(status=next(statuses), headers=location)
+    web_server.answers = lambda _: WebAnswer(status=next(statuses), headers=location)
     enqueue(face.pipeline, queue, volumes(1)[0], truncated(volumes(2)[1]))
     with caplog.at_level(logging.INFO):
         texts: dict[str, str] = {}

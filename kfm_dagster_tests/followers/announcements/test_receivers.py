@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,12 +259,6 @@ SHORT_SECONDS = 0.5
 """Time limit of a test for a receiver that never answers."""
 
 
-@pytest.fixture
-def server() -> Iterator[WebServer]:
-    with open_web_server() as opened:
-        yield opened
-
-
 def reception(contracts: ContractRegistry, webhook: Webhook) -> Reception | str:
     event = writer().write("c", change(1, item_of(contracts)), ChangeKind.CREATED)
     try:
@@ -275,20 +269,20 @@ def reception(contracts: ContractRegistry, webhook: Webhook) -> Reception | str:
 
 
 def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
-    server: WebServer, database: Database, contracts: ContractRegistry
+    web_server: WebServer, database: Database, contracts: ContractRegistry
 ) -> None:
-    text = TEXT.replace("https://hooks.example.org/items", server.url("items?topic=a"))
+    text = TEXT.replace("https://hooks.example.org/items", web_server.url("items?topic=a"))
     plan = AnnouncementPlan.parse(text)
     [announcer] = announcers_of(plan, database, contracts, token=SecretStr(SECRET))
     items = [item_of(contracts, goes(number)) for number in range(12)]
     announcer.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
-    assert len(server.requests) == 12
-    for command, path, headers, body in server.requests:
+    assert len(web_server.requests) == 12
+    for command, path, headers, body in web_server.requests:
         assert (command, path) == ("POST", "/items?topic=a")
         assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
         assert headers["authorization"] == f"Bearer {SECRET}"
         assert json.loads(body)["specversion"] == "1.0"
-    assert {json.loads(body)["data"]["id"] for *_, body in server.requests} == {item["id"] for item in items}
+    assert {json.loads(body)["data"]["id"] for *_, body in web_server.requests} == {item["id"] for item in items}
 
 
 STATUSES: dict[Reception, tuple[int, ...]] = {
@@ -306,28 +300,30 @@ ANSWERS: list[tuple[WebAnswer, Reception | str]] = [
 
 
 def test_an_http_status_counts_against_the_event_or_the_receiver(
-    server: WebServer, contracts: ContractRegistry
+    web_server: WebServer, contracts: ContractRegistry
 ) -> None:
-    webhook = Webhook(server.url())
+    webhook = Webhook(web_server.url())
     for answer, becomes in ANSWERS:
-        server.answers = lambda _, answer=answer: answer
+        web_server.answers = lambda _, answer=answer: answer
         assert reception(contracts, webhook) == becomes, answer.status
 
 
-def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegistry) -> None:
+def test_a_redirect_is_not_followed(web_server: WebServer, contracts: ContractRegistry) -> None:
     with open_web_server() as elsewhere:
         for status in (301, 302, 303, 307, 308):
-            server.answers = lambda _, status=status: WebAnswer(status=status, headers={"Location": elsewhere.url()})
-            outcome = reception(contracts, Webhook(server.url(), token=SecretStr(SECRET)))
+            web_server.answers = lambda _, status=status: WebAnswer(
+                status=status, headers={"Location": elsewhere.url()}
+            )
+            outcome = reception(contracts, Webhook(web_server.url(), token=SecretStr(SECRET)))
             assert outcome == f"HTTP {status}, a redirect, which is not followed"
         assert elsewhere.requests == []
 
 
 def test_a_hanging_or_dead_receiver_costs_bounded_time_and_its_error_has_no_credential(
-    server: WebServer, contracts: ContractRegistry
+    web_server: WebServer, contracts: ContractRegistry
 ) -> None:
-    server.answers = lambda _: WebAnswer(status=None)
-    hanging = Webhook(server.url(f"items?code={SECRET}"), seconds=SHORT_SECONDS)
+    web_server.answers = lambda _: WebAnswer(status=None)
+    hanging = Webhook(web_server.url(f"items?code={SECRET}"), seconds=SHORT_SECONDS)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound, but not listening
         dead = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/{SECRET}", seconds=SHORT_SECONDS)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.geoparquet import order, parts
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.order import boxes, hilbert, ordered, times
@@ -494,34 +493,6 @@ def test_a_box_finds_the_footprints_that_intersect_it(contracts: ContractRegistr
         ((-180, -90, 180, 90), items),
     ):
         assert ids_found(publisher, bbox=bbox) == sorted(item["id"] for item in expected)
-
-
-def test_bad_input_is_one_line(home: Path, call: Call) -> None:
-    for arguments, message in [
-        (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
-        (("--bbox", "1,2,3"), "not a box in degrees"),
-        (("--bbox", "0,50,10,40"), "not a box in degrees"),
-        (("--bbox", "-190,0,10,40"), "not a box in degrees"),
-    ]:
-        answer = call("items", "search", *arguments)
-        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-        assert message in answer.err
-        assert len(answer.err.splitlines()) == 1
-        assert not home.exists()
-
-
-@pytest.mark.clause("OPR-10")
-def test_a_search_without_a_catalog_is_refused_and_creates_no_file(
-    home: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = list(tmp_path.iterdir())
-    for arguments in ((), ("--json",), ("--where", "platform=x"), ("--parquet", "x.parquet")):
-        answer = call("items", "search", *arguments)
-        assert (answer.code, answer.out, len(answer.err.splitlines())) == (ExitCode.USAGE, "", 1)
-        assert str(home / "catalog") in answer.err
-        assert "KFM_HOME" in answer.err
-        assert list(tmp_path.iterdir()) == before
 
 
 @pytest.mark.clause("OPR-10", "OPR-28")
