@@ -105,6 +105,7 @@ def test_an_object_with_more_messages_than_the_walk_s_limit_is_at_best_suspect()
         source = spread([5_000] * (WALK_MESSAGES + 2), cut=cut)
         metadata = extract("hrrr", HRRR_KEY, source)
         assert codes(metadata) == expected
+        assert "grib:message-count" not in metadata.stac_properties
         assert metadata.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
         assert source.requests <= WALK_MESSAGES + 3
     # Messages up to the limit of the walk are counted.

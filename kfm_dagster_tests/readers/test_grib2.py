@@ -32,7 +32,7 @@ from kfm_dagster.demo.samples.naqfc import make_naqfc
 from kfm_dagster.demo.samples.ndfd import make_ndfd
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.geometry import first_column
-from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
+from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster_tests.readers.reading import Oversized, code_of, header_of
@@ -486,16 +486,6 @@ def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
     assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
     # A separator of bulletins does not state the object's length.
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
-
-
-def test_the_walk_of_an_object_without_index_is_bounded() -> None:
-    alone = read(SAMPLE)
-    assert (alone.properties["grib:message-count"], alone.layers) == (3, ())
-    source = CountingSource(SAMPLE * 1000)
-    metadata = read(source)
-    assert "grib:message-count" not in metadata.properties
-    assert codes(metadata) == [MetadataIssue.SIDECAR_MISSING, MetadataIssue.COMPLETENESS_UNCHECKED]
-    assert len(source.requests) <= WALK_MESSAGES + 3
 
 
 def test_wmo_headers_between_messages_are_stepped_over() -> None:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,20 +40,6 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 MODEL_RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
-
-
-@pytest.mark.clause("OPR-06")
-def test_layers_of_a_real_object_are_its_messages(shared_data: Path, reference: dict[str, Any]) -> None:
-    path = shared_data / "objects/noaa-gfs-bdp-pds" / WAVE
-    content, index = path.read_bytes(), path.with_name(path.name + ".idx").read_bytes()
-    metadata = read(content, key=WAVE, groups={"date": "20230823", "cycle": "18", "lead": "001"}, index=index)
-    fields = reference[f"objects/noaa-gfs-bdp-pds/{WAVE}"]["reference"]["fields"]
-    assert [(layer.offset, layer.length) for layer in metadata.layers] == [
-        (field["offset"], field["length"]) for field in fields
-    ]
-    lines = [line.split(":") for line in index.decode().splitlines()]
-    assert [tuple(layer[:4]) for layer in metadata.layers] == [tuple(line[3:7]) for line in lines]
-    assert metadata.layers[8][:4] == ("SWELL", "1 in sequence", "1 hour fcst", "")
 
 
 @pytest.mark.clause("OPR-26")

@@ -123,6 +123,9 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
         valid = [datetime.fromisoformat(text) for text in dimensions["valid_time"]["values"]]
         # The reference has minutes.
         yield same("valid_time", [f"{moment:%Y%m%d%H%M}" for moment in valid], sorted(answers["validity"]))
+    if layers := metadata.layers:
+        places = [(field["offset"], field["length"]) for field in answers["fields"]]
+        yield same("layers", [(layer.offset, layer.length) for layer in layers], places)
     if real.groups:
         yield same("grib:message-count", metadata.properties["grib:message-count"], answers["n_fields"])
 
