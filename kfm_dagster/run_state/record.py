@@ -25,7 +25,7 @@ from kfm_dagster.errors import KfmError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReference:
-    """An input: URI and version of its content; `query` and `window` of a call to a service."""
+    """An input: its URI and its content's version; `query` and `window` of a call to a service."""
 
     uri: str
     checksum: str | None = None
@@ -97,7 +97,7 @@ class ValidationSummary:
         return Outcome.FAILED if self.passed == 0 else Outcome.PARTIAL
 
     def as_json(self) -> dict[str, Any]:
-        """Return the minimal summary with its extras."""
+        """Return the three counts and the extras."""
         return {**self.extra, "checks": self.checks, "passed": self.passed, "failed": self.failed}
 
 

@@ -25,7 +25,7 @@ class RunStateStore(Protocol):
         ...
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record at the caller's commit, unless `is_kept` is true.
+        """Write the record at the caller's commit, unless `is_kept` keeps the earlier record.
 
         Raises RunStateError, before any write, for an invalid record.
         """
@@ -53,7 +53,7 @@ class RelationalRunState:
             return tx.rows(RunState, "run_state.of_run", run_id=run_id, dataset_id=None)
 
     def put(self, record: RunState, tx: Transaction) -> None:
-        """Insert or replace the record in the caller's transaction, unless `is_kept` is true.
+        """Write the record in the caller's transaction, unless `is_kept` keeps the earlier record.
 
         Raises RunStateError for an invalid record.
         """
