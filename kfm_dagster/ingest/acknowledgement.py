@@ -24,7 +24,7 @@ Due = TypeVar("Due", bound=DueMessage)
 class Acknowledger:
     """Deletes and hides messages on the queue from which they were last received.
 
-    This is the primary queue, or the dead-letter queue for messages of a drain. A queue is connected only when one of
+    That is the primary queue or, for messages of a drain, the dead-letter queue. A queue is connected only when one of
     its messages is due; a backfill needs no queue.
     """
 

@@ -1,7 +1,7 @@
 """Calibration: whether this machine's clock is accurate enough for stages to write.
 
-Belongs here: when to measure and record, and the decision for a stage. Does not belong here: measuring and deciding
-(`telemetry/clock/`), or the consequence for the stage (`stages/lifecycle.py`).
+Belongs here: when to take a reading, and which readings a stage's decision uses. Does not belong here: how readings are
+taken and judged (`telemetry/clock/`), or the consequence for the stage (`stages/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Calibration:
         self._log = ClockLog(self.database)
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
-        """Return the decision on the clock now; measure first if no fresh reading is decisive."""
+        """Return the present decision on the clock; measure first if no fresh reading is decisive."""
         now = self.clock()
         # A clock that was set back meanwhile is read again.
         if self._read_at is None or not self._read_at <= now < self._read_at + KEPT:
@@ -56,6 +56,6 @@ def time_server(settings: Settings, registry: ContractRegistry) -> str | None:
 
 
 def _server(objects: ObjectStores, contract: DatasetContract) -> str | None:
-    """Return the URL of the contract's store; if that is a folder, any configured AWS endpoint."""
+    """Return the URL of the contract's store; for a folder, the configured AWS endpoint, if any."""
     configured = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
     return objects.endpoint(contract) or configured

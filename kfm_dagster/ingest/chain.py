@@ -2,9 +2,10 @@
 
 A rollback also undoes the run's other stages. Some of them may follow the failed stage, because a re-execution may fail
 at an earlier stage than its first execution had reached. One transaction first releases the claims. If the run has lost
-one, nothing is undone, because another run may rely on it. Then, in reverse topological order, it withdraws lineage,
-restores Items byte for byte, and revokes each stage's output in run-state (after the commit if run-state is outside the
-database). A run whose process died is not rolled back, because the next attempt of its units completes its effects.
+a claim, nothing is undone, because another run may rely on that unit's effects. Otherwise the transaction, in reverse
+topological order, withdraws lineage, restores Items byte for byte, and revokes each stage's output in run-state (after
+the commit if run-state is outside the database). A run whose process died is not rolled back, because the next attempt
+of its units completes its effects.
 
 Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`), the run contract
 around each (`stages/run_contract.py`), or the failed stage's own compensation (`stages/lifecycle.py`).
@@ -81,7 +82,7 @@ def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[fl
 def read_configuration(settings: Settings) -> Configuration:
     """Read all files that settings name, and refuse unknown stages; create nothing.
 
-    Commands that start servers, daemons or workers call it first, so that a wrong file is reported once
+    Commands that start servers, daemons or workers call this function first, so that a wrong file is reported once
     and not by every process. Raises ContractError, CardError or ConfigurationError.
     """
     configuration = Configuration.load(settings)
@@ -93,7 +94,7 @@ _ROLLED_BACK = "run rolled back"
 
 
 class ClaimsLostError(KfmError):
-    """A run cannot be rolled back, because others may rely on its effects."""
+    """A run cannot be rolled back, because other runs may rely on its effects."""
 
     exit_code = ExitCode.REFUSED
 
@@ -104,7 +105,7 @@ class _TakenOverError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """A run's undone effects in a dataset, by stage, the last first, and its released claims."""
+    """A run's undone effects in a dataset, by stage (last stage first), and released claims."""
 
     compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: RecoverReport = field(default_factory=RecoverReport)
@@ -134,8 +135,8 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
     earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
-    and the units' next attempt completes the effects. If run-state is outside the database and only the work after the
-    commit fails, the outputs in run-state are revoked once more.
+    and the units' next attempt completes the effects. If run-state is outside the database, and only the revocation
+    after the commit fails, the outputs are revoked in a second try.
     """
     states = list(_current_states(node))
     with node.pipeline.database.snapshot() as tx:
@@ -178,7 +179,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 def _revoke_remaining_outputs(node: ChainNode) -> None:
     """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
 
-    A re-execution of the run would reuse these outputs as current.
+    Otherwise a re-execution of the run would reuse these outputs as current.
     """
     try:
         states = list(_current_states(node))
@@ -195,7 +196,7 @@ def _revoke_remaining_outputs(node: ChainNode) -> None:
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
-    """Lock the stage, return its failed attempt. Raises _TakenOverError if it was restarted.
+    """Lock a stage and return its failed attempt. Raises _TakenOverError after a restart.
 
     Call it with the claims locked, because a committing stage locks in this order, too.
     """

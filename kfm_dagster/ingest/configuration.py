@@ -42,7 +42,7 @@ class Configuration:
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse a first day before every dataset's; Dagster handles up to 100,000 partitions."""
+    """Refuse a first day before all data, because Dagster handles at most 100,000 partitions."""
     if settings.first_day is not None and settings.first_day < registry.first_day:
         raise ConfigurationError(
             "environment variable KFM_FIRST_DAY is wrong",

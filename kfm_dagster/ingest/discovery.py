@@ -80,7 +80,7 @@ class DayListing:
         return row.one_or_none() is not None
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Record that the ledger has every object of the day, and the keys that gave no unit."""
+        """Record that the listing is complete, with the keys that gave no unit."""
         tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
 
     @property
@@ -90,7 +90,7 @@ class DayListing:
 
 @dataclass(kw_only=True)
 class MessageParse(ChainNode):
-    """Claim units that have a pending record; a listing first creates its objects' records.
+    """Claim pending units; with a listing as source, first record the listed objects.
 
     Listed objects enter the ledger in the bulk lane, so that today's announced units are claimed first. With `lane`,
     only units of that lane are claimed; a run that a person starts claims from both lanes, live units first.
@@ -100,7 +100,7 @@ class MessageParse(ChainNode):
     asset = "envelopes"
     description = (
         "Units of one UTC day, claimed for this run: pending in the ledger since their messages were parsed at intake, "
-        "or listed in the bucket. Started by hand, it lists the bucket and ingests the missing objects."
+        "or listed in the bucket. A run that a person starts lists the bucket and ingests the missing objects."
     )
     did = ("claimed", "unit")
 
@@ -155,7 +155,7 @@ class MessageParse(ChainNode):
 
     @cached_property
     def _kept(self) -> ManifestEntry | Exception:
-        """The file of the listed objects, or the error that `inputs` raises for the stage's record.
+        """The file of the listed objects, or an error, which `inputs` raises so that it is recorded.
 
         A file, because a busy day has too many objects for an intent, and because a replay reads them again.
         """

@@ -1,7 +1,7 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014). The next
-attempt of such a unit would complete its Item; if none succeeds, the Item would stay without lineage. A case without
+The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014). A later
+attempt of such a unit adds the lineage, but if no attempt succeeds, the Item would stay without lineage. A case without
 evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
 leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
 a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
@@ -38,9 +38,9 @@ from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
-"""Bytes stored from each end of an object. In all our formats they show the format, and whether the object is whole."""
+"""Bytes stored from each end of an object. In all our formats they show the format, and whether the object is cut."""
 LIMIT = 500
-"""Limit of cases per call; the next call takes the rest."""
+"""Maximum cases per call; later calls collect the remaining cases."""
 BUDGET_SECONDS = 15.0
 """A call begins no further part after this time, because a store that does not answer must not delay a tick (60 s)."""
 _PART = 50
@@ -65,7 +65,7 @@ class EvidenceCollector:
 
         Does not raise for a store's failure. If the landing zone or artifact store does not answer, or a case's Item
         cannot be withdrawn, the cases stay due for the next call. If an object is unreadable, its evidence notes this.
-        If a case's message or object causes an error, the evidence has a note instead of both (SEC-12).
+        If a case's message or object causes an error, the evidence has a note instead of message and object (SEC-12).
         """
         due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
@@ -132,7 +132,7 @@ class EvidenceCollector:
         return messages
 
     def _look(self, record: NoddWalRecord, *, reason: str) -> Mapping[str, Any]:
-        """Return the object's present head, and both its ends where they may be shown."""
+        """Return the object's present head, and its first and last bytes if they may be shown."""
         if reason in _OVERWRITTEN:
             return object_entry(ObjectState.OVERWRITTEN, why=reason)
         try:
@@ -169,7 +169,7 @@ def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
 
 
 def withdraw_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> None:
-    """Withdraw Items without lineage of quarantined units in `wal_ids`.
+    """Withdraw the Items without lineage that belong to quarantined units of `wal_ids`.
 
     A transaction per dataset and run locks the units, so that none is requeued meanwhile. Safe to repeat, also after a
     crash. Raises PublishError if the catalog's storage fails, and the database's error.

@@ -31,7 +31,7 @@ MAX_BODY_CHARACTERS = 16_384
 """Limit for a message; a message with one record has about 2,000 characters. The bundle names the landed batch, which
 has the whole message with the records of other units."""
 _DEPTH = 20
-"""Limit of nesting, against forged messages. An S3 event in a text in a notification is 8 levels deep."""
+"""Limit of nesting, against forged messages. An S3 event that is a text in a notification has 8 levels."""
 
 _NO_JSON_NUMBER = 2**63
 """orjson may refuse integers of this size or more; such a number in a message must not prevent its unit's evidence."""
@@ -47,7 +47,7 @@ class ObjectState(StrEnum):
     PRESENT = "present"
     ABSENT = "absent"
     UNREADABLE = "unreadable"
-    """The store refused, did not answer, or the contract does not name the object."""
+    """The store refused or did not answer, or the contract does not name the object."""
     OVERWRITTEN = "overwritten"
     """Not examined, because a newer version has replaced it."""
     WITHHELD = "withheld"
@@ -61,7 +61,7 @@ Announced = tuple[AnnouncingMessage, SqsMessage | str]
 def object_entry(
     state: ObjectState, *, why: str | None = None, head: ObjectHead | None = None, first: bytes = b"", last: bytes = b""
 ) -> dict[str, Any]:
-    """Return a bundle's entry of the object; `first` and `last` are its ends, if allowed."""
+    """Return a bundle's entry of the object; `first` and `last` are bytes that may be shown."""
     return {
         "state": state,
         "why": None if why is None else redact(why),
@@ -195,8 +195,8 @@ def _own_body(body: str, record: NoddWalRecord) -> Any:
 def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
     """Return a message's envelope (None: raw delivery), payload, and records by object.
 
-    The message is parsed once for all its units. A record's key is its object's URI and ETag. An object's first record
-    also has the key of URI and None.
+    The message is parsed once for all its units. Records are keyed by (URI, ETag) of their object, an object's first
+    record also by (URI, None).
     """
     outer = _json_inside(body)
     enveloped = isinstance(outer, dict) and isinstance(outer.get("Message"), str)
@@ -218,7 +218,7 @@ def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | No
 
 
 def _failed_operator(record: NoddWalRecord) -> str | None:
-    """Return the operator that failed the unit; None if none did (a lost worker, a person)."""
+    """Return the operator that failed the unit; None without one (a lost worker, a person)."""
     if record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL:
         # Governance refuses metadata after metadata-extract has read them without an error.
         return _OPERATORS["metadata_status"]

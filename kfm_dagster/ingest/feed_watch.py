@@ -1,9 +1,9 @@
-"""Feed watch: times and records of the deployment's checks for missing data (BEY-05).
+"""Feed watch: when a deployment checks for missing data and records the result (BEY-05).
 
-There are three checks. When a run settles, it records its day without a query, because its gate G6 has counted it.
-Every hour, a schedule checks the days with newly settled hours, because missing data start no run. Each tick of a
-sensor or worker checks the newest announcements for silences and drops. Belongs here: when to check, and by which
-contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
+There are three checks. When a run settles, it records its day without a query, because its gate G6 has counted the
+day. Every hour, a schedule checks the days with newly settled hours, because missing data start no run. Each
+tick of a sensor or worker checks the newest announcements for silences and drops. Belongs here: when to check, and by
+which contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FeedWatch:
     def follow(self, contract: DatasetContract, units: Iterable[Envelope], tx: Transaction) -> None:
         """Record since when the products of announced units are followed.
 
-        They are followed since the start of the first unit. If that unit was announced late, for example from a
+        A product is followed since the start of its first unit. If that unit was announced late, for example from a
         dead-letter queue, hours that had settled before the announcement are not expected.
         """
         coverage = contract.coverage
@@ -87,9 +87,9 @@ class FeedWatch:
         return self.gaps.record(contract.id, hours, at=now, run_id=run_id)
 
     def look(self) -> FeedReport:
-        """Check days that have holes, or hours settled since the last check.
+        """Check days that have open holes, or hours that have settled since the last check.
 
-        Also counts the arrivals of past days. Skips sample feeds, and datasets not followed or switched off.
+        Also counts the arrivals of past days. Skips sample feeds, and datasets that are unfollowed or switched off.
         """
         changed = closed = checked = 0
         for contract, coverage, feeds in self._followed():

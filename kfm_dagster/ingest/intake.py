@@ -41,10 +41,10 @@ WAIT_FACTOR = 4
 class IntakeReport:
     """The result of a tick.
 
-    `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
-    newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run. `full`: nothing
-    was received, because too many live units are in flight; `off`: the switches that forbid receiving; `policy`: all
-    engaged kill switches. `unverified` messages wait on the queue, unrecorded, for their sender's certificate.
+    `completions` counts units that read an object again with a late sidecar, `closings` counts units that read a
+    volume's newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run.
+    `full`: nothing was received, because too many live units are in flight; `off`: the switches that forbid receiving;
+    `policy`: all engaged kill switches. `unverified` counts messages that wait for a certificate, unrecorded.
     """
 
     received: int = 0
@@ -195,7 +195,7 @@ def _visibility(
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:
-    """Return the receipts of messages that need another visibility timeout, with its seconds.
+    """Return the receipts of messages whose visibility timeout must change, with its seconds.
 
     A message that only has rejections is visible again at once, so that the redrive policy soon moves it to the DLQ. A
     message of a switched-off dataset stays hidden, so that repeated receives do not move it to the DLQ.
@@ -220,7 +220,7 @@ def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[Send
 def _of_known_senders(
     judged: Iterable[tuple[SqsMessage, SenderVerdict]], *, queue: Queue, first_wait: float | None
 ) -> list[tuple[SqsMessage, SenderVerdict]]:
-    """Return the messages with a verdict; the others go back to the queue and wait."""
+    """Return the messages with a verdict; the other messages go back to the queue and wait."""
     known: list[tuple[SqsMessage, SenderVerdict]] = []
     waits: list[tuple[str, int]] = []
     for message, verdict in judged:

@@ -1,4 +1,4 @@
-"""Kill switches: receiving and planning while a switch is on, and its report (WAL-10).
+"""Kill switches: receiving, planning and reporting while a switch is on (WAL-10).
 
 Belongs here: the switches of a queue or a dataset, the time for which messages are hidden, the units in flight, and the
 sentences about switches. Does not belong here: turning switches on and off (`governance/switches.py`), and the check of
@@ -51,8 +51,8 @@ class KillSwitchPolicy:
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
         """Return the seconds that a message should be hidden; None if the dataset is on.
 
-        The message is hidden until the switch expires, up to SQS's limit, because the redrive policy counts receives,
-        and earlier receives would move the message to the DLQ.
+        The message is hidden until the switch expires, but at most for SQS's limit, because the redrive policy counts
+        receives, and earlier receives would move the message to the DLQ.
         """
         switch = self.of(dataset)
         if switch is None:
@@ -83,7 +83,7 @@ def sentence(switch: KillSwitch) -> str:
 def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today: date) -> int:
     """Count the units in flight of a lane.
 
-    Units that wait for a switch or for their day do not count, because they would block the others.
+    Units that wait for a switch or for their day do not count, because they would block the other units.
     """
     units = ledger.in_flight(lane, today=today)
     if not off.engaged:

@@ -1,8 +1,8 @@
 """Maintenance: the ledger's housekeeping by the sensor `nodd_ledger` and by workers.
 
-The claims and intents of dead runs are released first, before new runs are planned (WSM-11). Belongs here: the order.
-Does not belong here: detecting dead runs (`defs/run_storage.py`, `worker/resident.py`), failed runs (`chain.py`),
-or planning (`plan.py`, `worker/resident.py`).
+The claims and intents of dead runs are released first, before new runs are planned (WSM-11). Belongs here: the order of
+the steps. Does not belong here: detecting dead runs (`defs/run_storage.py`, `worker/resident.py`), rollback
+(`chain.py`), or planning (`plan.py`, `worker/resident.py`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def maintain(
     """Release dead runs' claims, requeue, acknowledge, watch feeds, publish lineage, follow.
 
     `dead` takes root run ids and returns the dead runs among them. Returns (dataset, partition) of the requeued units.
-    A failed step gives a warning, and the others continue (SEC-09). Raises the database's error, because every step
-    needs it.
+    A failed step gives a warning, and the other steps still run (SEC-09). Raises the database's error, because every
+    step needs it.
     """
     due: dict[tuple[str, str], int] = {}
 
@@ -81,7 +81,7 @@ def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) 
 def release_dead_runs(
     pipeline: Pipeline, *, dead: Callable[[Iterable[str]], Collection[str]], warn: Callable[[str], None]
 ) -> None:
-    """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
+    """Release the claims of dead runs, and those with expired leases even if `dead` fails.
 
     `dead` takes root run ids and returns the dead runs among them. The pending intents of dead runs become FAILED, and
     SKIPPED once a later run has done the node's work.

@@ -2,7 +2,7 @@
 
 Belongs here: a step's declarations, the defaults of the run contract's protocol, and the renewal of a run's leases
 while a node works (BEY-02). Does not belong here: the work of a node (`discovery.py`, `nodes.py`), or the permission to
-write, which a lease does not give (fences, `ledger/leases.py`).
+write, which fences give, not leases (`ledger/leases.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ChainNode(StageNode):
     """
 
     operator: ClassVar[str]
-    """Name in run-state, and of Dagster's op."""
+    """Name of the step in run-state, and of its op in Dagster."""
     asset: ClassVar[str]
     """Name of the op's asset."""
     description: ClassVar[str]
@@ -269,7 +269,7 @@ BATCH = 1_000
 
 
 class Heartbeat:
-    """Renews a run's leases at every tick, and hides its messages at half of their timeout.
+    """Renews a run's leases at every tick, and its messages' timeouts when half has passed.
 
     A run loses its claims when its lease expires, and messages are received again after their visibility timeout. The
     longest work takes longer than either, so a thread renews lease and timeouts until the work ends. `attempts` maps

@@ -155,7 +155,7 @@ class MetadataExtract(ChainNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the units with insufficient headers or refused by governance."""
+        """Count the units whose headers are insufficient, or which governance refused."""
         return _summary(
             [unit.metadata.status is CheckStatus.FAILED or hard_fails(unit) for unit in batch if unit.metadata]
         )
@@ -287,7 +287,7 @@ class Settle(ChainNode):
 
     operator = "settle"
     asset = "ledger"
-    description = "The final status of every claimed unit; its message is deleted when all its units are terminal."
+    description = "The final status of every claimed unit; a message is deleted when all its units are terminal."
     did = ("settled", "unit")
     follows = ProvenanceEmit
     # A run checks its partition once, when all its units are known.
@@ -363,7 +363,7 @@ def rules_of(node: ChainNode) -> Rules:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return masking's parameter, a hash of areas and displacement secret, if either applies."""
+    """Return masking's parameter (hash of areas and secret), if areas or displacement apply."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}

@@ -1,11 +1,11 @@
 """The node `path_arrival`: arrivals of a day's radar beams, as two Parquet tables.
 
 The node reads the stored outputs of the metadata nodes of all runs. It is not part of the chain, so no unit waits for
-it or fails by it. But it is a stage, and the pipeline card decides the effects of its gates G3, G4 and G7. The output
-batch has the units with their failures; the first table has the computed arrivals. Volumes of a site and pattern have
-the same paths, so the second table has each path once, under the digest of its arrays.
-Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
-(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
+the node or fails because of it. But it is a stage, and the pipeline card decides the effects of its gates G3, G4 and
+G7. The output batch has the units with their failures; the first table has the computed arrivals. Volumes of the same
+site and scan pattern have the same paths, so the second table has each path once, under the digest of its arrays.
+Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams (`path/`), the
+gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ ARRIVALS = pa.schema(
         pa.field("phi_sigma_rad", _NUMBER, nullable=False),
         pa.field("phi_aligned_rad", _NUMBER, nullable=False),
         pa.field("t_phi_covariance_s_rad", _NUMBER, nullable=False),
-        # A row of the covariance of T_arr over the unit's elevations, in the order of its rows.
+        # A row of the covariance of T_arr over the unit's elevations, in the order of the unit's rows.
         pa.field("t_arr_covariance_s2", pa.list_(_NUMBER), nullable=False),
     ]
 )
@@ -211,7 +211,7 @@ class PathArrivals(ChainNode):
 
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
-        """The day's batches of metadata, oldest first; a retry uses those of the previous attempt."""
+        """The day's batches of metadata, oldest first; a retry uses the previous attempt's batches."""
         outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
         batches = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])

@@ -61,7 +61,7 @@ def utc_now() -> datetime:
 
 
 def installed_code(settings: Settings) -> CodeFingerprint:
-    """Fingerprint package and SQL, or raise ConfigurationError without a lockfile."""
+    """Fingerprint package and SQL. Raises ConfigurationError without a lockfile."""
     from kfm_dagster.idempotent_node.compute_hash import code_fingerprint  # noqa: PLC0415
 
     image = settings.image_digest or None
@@ -110,7 +110,7 @@ class Pipeline:
         connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
-        """Read the configuration and open the database, unchanged if `read_only`, or raise KfmError."""
+        """Read the configuration, open the database (unchanged if `read_only`). Raises KfmError."""
         if read_only:
             return cls(
                 settings=settings,
@@ -234,7 +234,7 @@ class Pipeline:
 
     @cached_property
     def lineage(self) -> Lineage:
-        """OpenLineage and PROV-O."""
+        """The store of lineage: OpenLineage and PROV-O."""
         from kfm_dagster.lineage.delivery import ClientBackend  # noqa: PLC0415
         from kfm_dagster.lineage.store import Lineage  # noqa: PLC0415
 
@@ -248,7 +248,7 @@ class Pipeline:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """This machine's clock."""
+        """The calibration of this machine's clock."""
         from kfm_dagster.ingest.calibration import Calibration  # noqa: PLC0415
 
         return Calibration(rule=self.card.machine.clock, database=self.database, clock=self.clock)

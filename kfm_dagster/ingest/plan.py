@@ -1,7 +1,7 @@
 """Planning: the number of runs for each partition and lane, from the ledger's pending units.
 
-Starting a run takes seconds and a unit a millisecond, so a partition gets a run only if it has more pending units than
-its coming runs will claim. Units that arrive later wait in the ledger for the next run.
+Starting a run takes seconds, and ingesting a unit a millisecond, so a partition gets a run only if it has more pending
+units than its coming runs will claim. Units that arrive later wait in the ledger for the next run.
 
 A run claims units of a single lane, so that bulk work never lengthens a live run. The number of bulk runs at a time is
 limited, however many bulk units wait.
@@ -25,8 +25,8 @@ OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
 """Runs of a partition and lane that may work at once, even for few units. With a single run that lasts longer than a
 tick, live units would wait until the second tick; a second run lowers the 95th percentile of their wait by a tick."""
 WORTH_A_RUN = 100
-"""Number of live units that get a further run instead of waiting for an active run's end. They take a third of the CPU
-time of a run's start (benchmarks/latency.py)."""
+"""Number of live units that get a further run instead of waiting for an active run's end. Their ingest takes a third
+of the CPU time of a run's start (benchmarks/latency.py)."""
 
 LaneKey = tuple[str, Lane]
 """A partition and a lane, by which runs are counted."""
@@ -44,7 +44,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRuns:
-    """Queued and running runs by partition and lane; `coming` are those without claims yet."""
+    """Queued and running runs by partition and lane; `coming` counts runs without claims yet."""
 
     active: Counter[LaneKey]
     coming: Counter[LaneKey]
@@ -119,7 +119,7 @@ def plan_runs(
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
     A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane. With more active runs
-    it only gets runs for batches that are worth a run, because otherwise a live feed would start a run for each few
+    it gets runs only for batches that are worth a run, because otherwise a live feed would start a run for each few
     units that arrive during other runs. Each lane gets runs up to its limit, the earliest partitions first.
 
     Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.

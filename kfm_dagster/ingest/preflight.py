@@ -1,7 +1,7 @@
 """Preflight: check before receiving that the stores answer and belong to this deployment.
 
 A received message that cannot be stored is hidden until its timeout, and each receive brings it closer to the
-dead-letter queue. So the stores are checked first, once per process, and after a failure until they answer. Belongs
+dead-letter queue. So the stores are checked first: once per process and, after a failure, until they answer. Belongs
 here: the checks. Does not belong here: the database, which is checked when it is opened.
 """
 
@@ -35,7 +35,7 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
         *(partial(refuse_unwritable, place, what=name, setting=setting) for name, setting, place in stores(settings)),
         *further,
     ]
-    # In parallel, because a store that does not answer takes its whole timeout, and a tick has a minute.
+    # In parallel, because a store that does not answer takes its whole timeout, and a tick may take a minute.
     with ThreadPoolExecutor(len(checks), thread_name_prefix="preflight") as pool:
         failures = [failure for failure in pool.map(_refusal, checks) if failure is not None]
     if failures:

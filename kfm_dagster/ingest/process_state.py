@@ -1,6 +1,6 @@
 """Process state: the memory of a process between two ticks or stages.
 
-If this memory is lost, or if several processes have one each, the only effect is that checks are repeated.
+If this memory is lost, or if each of several processes has its own, the only effect is that checks are repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORGOTTEN_AFTER = timedelta(minutes=10)
 class RequestedRuns:
     """Runs requested by the last tick of each sensor, by partition and lane.
 
-    After a tick, Dagster launches the requested runs one by one, which takes seconds a run. Meanwhile, another sensor
+    After a tick, Dagster launches the requested runs one by one, which takes seconds per run. Meanwhile, another sensor
     would request runs for the same pending units, and these runs would have no units. So each sensor's requests are
     kept until its next tick, which Dagster starts only after launching them all. Hold `lock` from reading until
     `record`. Does not belong here: planning (`plan.py`).
@@ -66,7 +66,7 @@ class ProcessState:
     def ensure_ready(self, settings: Settings, database: Database) -> None:
         """Check the stores until a preflight succeeds. Raises PreflightError and ForeignRootError.
 
-        The queue is not checked, because receiving from a queue that is missing or refuses gives an error anyway.
+        The queue is not checked, because receiving from a missing or forbidden queue gives an error anyway.
         """
         if not self.ready:
             preflight(settings)

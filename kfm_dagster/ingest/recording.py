@@ -59,7 +59,7 @@ def ensure_units(
 
 
 def created_of(ensured: EnsureResult, parsed: Sequence[ParsedMessage]) -> list[Envelope]:
-    """Return the units of the messages whose records are new."""
+    """Return the messages' units whose ledger records are new."""
     return [unit for message in parsed for unit in message.envelopes if unit.wal_id in ensured.created]
 
 
@@ -132,9 +132,9 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
     """Create a pending unit for each Item that lacks an announced sidecar; return the number.
 
-    An object whose unit is pending or will be retried needs no such unit, because its next run finds the sidecar, which
-    was written before its announcement. If the object's unit is in progress, the object may have been read too early.
-    The new unit waits in the bulk lane. The message can be deleted at once, because the new unit is recorded.
+    An object whose unit is pending or will be retried needs no such unit, because that unit's next run finds the
+    sidecar: a sidecar is written before it is announced. If the object's unit is in progress, it may have read the
+    object too early. The new unit waits in the bulk lane. It is recorded, so the message can be deleted.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:
@@ -157,7 +157,7 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
     """Return the unit that reads an object again because of a late sidecar.
 
     `version` is the sidecar's ETag, or empty. Each pair of an object's and a sidecar's version has one such unit. It
-    has the times of the object's own unit, so a newer unit supersedes both.
+    has the times of the object's own unit, so a newer unit of the object supersedes both units.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)

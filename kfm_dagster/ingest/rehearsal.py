@@ -75,7 +75,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # Of the deployment, only the pipeline card is used, because a rehearsal must not write to its stores.
+        # Only the deployment's pipeline card is used, because a rehearsal must not write to the deployment's stores.
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",
@@ -130,7 +130,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
 
 
 def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterator[str]:
-    """Yield the groups of a key that its Item's id lacks, and the reverse."""
+    """Yield the key's groups that the Item's id lacks, and the id's gaps from empty groups."""
     stac = contract.stac
     fields = re.findall(r"{(\w+)}", stac.item_id)
     spans = _spans(contract.storage.key_grammar.pattern, key, match.groups)
@@ -147,7 +147,7 @@ def _ambiguities(contract: DatasetContract, key: str, match: KeyMatch) -> Iterat
 
 
 def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, list[tuple[int, int]]]:
-    """Return where each non-empty group's text is in a key, including references."""
+    """Return the spans of each non-empty group in a key, also where the pattern repeats it."""
     references: dict[str, str] = {}
 
     def as_group(reference: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Replay of a run by `replay_plan.yaml` (pipeline card, chapter 7, section VII; PCS-08).
 
 The first node of the replaying run repeats the stages of the original run, each from its saved input, and compares the
-results; this only reads objects and checkpoints. If results differ, the node fails before any change, and the
+results; the comparison only reads objects and checkpoints. If results differ, the node fails before any change, and the
 original's output stays current. If they are equal, a transaction requeues the units by a governed override and claims
 them; then the original's effects are compensated, and the chain runs as usual, through every gate. Does not belong
 here: replays of selected units (`recovery/replay/engine.py`).
@@ -99,7 +99,7 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
     """Return the saved output of a run's stage. Raises RunReplayRefusedError."""
     if not plan.enabled:
         raise RunReplayRefusedError(
-            observed="replay.enabled false", next_step="see replay_plan.yaml (KFM_CONFIGS_DIR), or kfm replay run"
+            observed="replay.enabled false", next_step="edit replay_plan.yaml (KFM_CONFIGS_DIR), or use kfm replay run"
         )
     with stages.database.snapshot() as tx:
         attempt = stages.lifecycle.store.newest(run_id, stage, tx=tx)
@@ -253,7 +253,7 @@ class ReplayedParse(ChainNode):
         if not claimed:
             raise RunReplayRefusedError(
                 observed=f"all units of {self.dataset} changed after run {self.original}, or a kill switch is on",
-                expected="units that last succeeded in that run",
+                expected="units that succeeded in that run and have not changed since",
                 next_step="see kfm runs show, and kfm governance paused",
             )
         self._claimed = len(claimed)
@@ -277,9 +277,9 @@ class ReplayedParse(ChainNode):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Withdraw the original's Items.
 
-        The claims are committed before, because files cannot be rolled back with a transaction: if the claims were lost
-        and the Items withdrawn, no run would write the Items again. With the claims, the units' next run writes them in
-        any case, so an error here does not fail the replay.
+        The claims are committed before the withdrawal, because files cannot be rolled back with a transaction: if the
+        claims were lost and the Items withdrawn, no run would write the Items again. With the claims, the units' next
+        run writes the Items in any case, so an error here does not fail the replay.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
@@ -309,7 +309,7 @@ class ReplayedParse(ChainNode):
         if refused:
             return "left", {"reason": ", ".join(sorted(set(refused.values()))), "because": self.run_id}
         if self._others_rely(claimed):
-            return "left", {"reason": "another run may rely on them", "because": self.run_id}
+            return "left", {"reason": "another run may rely on the Items", "because": self.run_id}
         return "done", {**self._compensate(tx), "because": self.run_id}
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:

@@ -21,7 +21,7 @@ class Threads:
     def concurrently(self, work: Callable[[Argument], Result], batch: Iterable[Argument]) -> list[Result]:
         """Apply `work` to each element; return the results in the batch's order.
 
-        A single thread is the caller's own, because a pool's thread would contend with the caller for the interpreter.
+        If `most` is 1, the caller's thread works, because a pool's thread would contend with it for the interpreter.
         """
         if self.most == 1:
             return [work(element) for element in batch]
@@ -38,10 +38,10 @@ class Threads:
         at_once: bool = False,
         patience: float | None = None,
     ) -> Iterator[None]:
-        """Call `tick` every `seconds` until the block ends, on a thread that ends with it.
+        """Call `tick` every `seconds` until the block ends, on a thread that ends with the block.
 
-        The first call is `at_once`, or after the first interval. If a call is under way when the block ends, the end
-        waits for it, for at most `patience` seconds (None: no limit).
+        With `at_once`, the first call is immediate, else after an interval. A call under way when the block ends is
+        awaited for at most `patience` seconds (None: no limit).
         """
         over = threading.Event()
 

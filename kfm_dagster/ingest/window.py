@@ -30,7 +30,7 @@ class PartitionWindow:
     clock: Callable[[], datetime]
 
     def make(self) -> None:
-        """Set the first day if none is set, so that existing units and backfills are within it."""
+        """Set the first day if none is set, so that existing units and backfills are in the window."""
         with self.database.snapshot() as tx:
             is_set = self._stored(tx) is not None
         if not is_set:
@@ -47,7 +47,7 @@ class PartitionWindow:
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
     def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
-        """Set an earlier first day, then reload the code location; False if it is not earlier."""
+        """Set an earlier first day; False if `day` is not earlier. Then reload the code location."""
         if self._settled(tx) <= day:
             return False
         self._begin(day, actor=actor, reason=reason, tx=tx)
