@@ -1,8 +1,8 @@
 """The stage audit: a line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
 
-The lines form a chain: each line has the SHA-256 of itself and of the line before, so that `verify_chain` detects a
+The lines form a chain: each line has its own SHA-256 and that of the line before, so that `verify_chain` detects a
 changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. Lines missing at the end are
-detected only by comparison with a head that was stored elsewhere, e.g. in a signed release. A database row stores
+detected only if the last line's hash was stored elsewhere, e.g. in a signed release. A database row stores
 several events: passed gates and checkpoints, then at most one event of another kind, such as a move or a failure.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
@@ -83,7 +83,7 @@ class AuditLog:
         tx.run("stages.append_audit", batch=batch)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield every line from the first on, as in `audit.jsonl`."""
+        """Yield all lines in order, in the form of `audit.jsonl`."""
         seq = 0
         while True:
             with self._database.snapshot() as tx:
@@ -117,7 +117,7 @@ def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None) -> int:
     """Return the number of lines. Raises KfmError at the first line that breaks the chain.
 
-    With a `head` that was stored elsewhere, lines missing at the end are detected, too.
+    With `head` (the last line's hash, stored elsewhere), lines missing at the end are detected, too.
     """
     count, previous = 0, GENESIS
     for count, line in enumerate(lines, start=1):

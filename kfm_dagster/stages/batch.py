@@ -67,7 +67,7 @@ class StageBatch:
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """The reasons for [Restricted]: the failed gates so far that the card lets pass, and E_SYNC."""
+        """The reasons for [Restricted]: failed gates so far, if the card lets them pass, and E_SYNC."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property
@@ -77,7 +77,7 @@ class StageBatch:
 
     @property
     def reused_whole(self) -> bool:
-        """Whether this is a reused output whose units all passed; it is then not read again."""
+        """Whether this is a reused output whose units all passed; it need not be read again."""
         passed = self.state.validation_summary.get("passed")
         return self.reused and passed == len(self.envelopes)
 

@@ -1,8 +1,8 @@
 """The pipeline card: `state_machine.yaml`, `replay_plan.yaml`, `alerts.yaml` of `configs/`.
 
 A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first two
-files, and the check that the three agree. Does not belong here: the effect of the card on stages (`machine.py`), the
-rules of gates (`gates/`), or the model of `alerts.yaml` (`alerts/plan.py`).
+files, and the check that the three files agree. Does not belong here: the effect of the card on stages (`machine.py`),
+the rules of gates (`gates/`), or the model of `alerts.yaml` (`alerts/plan.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Condition:
         expression = term ("||" term)*        term = factor ("&&" factor)*        factor = "!" factor | atom
         atom = "(" expression ")" | ("any" | "all") "(" range ")" | range        range = NAME (".." NAME)?
 
-    A range of gates holds when every gate in it passed, a range of stops when any stop in it is triggered; `any(...)`
-    and `all(...)` override this. `ast` parses the condition as Python, in which each range is a string. Examples:
-    `deps_succeeded && G1..G3`, `G1..G8 && !S1..S5`.
+    A range of gates holds when every gate in it passed, a range of stops (S1 to S5, causes for failing the stage) when
+    any stop in it is triggered; `any(...)` and `all(...)` override this. `ast` parses the condition as Python, in which
+    each range is a string. Examples: `deps_succeeded && G1..G3`, `G1..G8 && !S1..S5`.
     """
 
     text: str
@@ -178,7 +178,7 @@ class RetryPolicy(Strict):
     @classmethod
     def _not_blindly(cls, value: list[ErrorClass]) -> list[ErrorClass]:
         if ErrorClass.E_DIM in value:
-            raise ValueError("no E_DIM, which is never retried blindly: correct the units and trigger the stage again")
+            raise ValueError("no E_DIM, which is never retried blindly: correct the units, and start the stage again")
         return value
 
     @property
@@ -218,7 +218,8 @@ class StateMachine(Strict):
     transitions: list[Transition]
     retry_policy: RetryPolicy
     human_review: list[ErrorClass] = Field(
-        [ErrorClass.E_DIM, ErrorClass.E_UQ], description="Not compensable: the units at fault go to a person at once."
+        [ErrorClass.E_DIM, ErrorClass.E_UQ],
+        description="No retry can cure these errors, so units at fault go to a person.",
     )
     idempotency_key: str
     checkpoints: list[StageName] = Field([])
@@ -251,7 +252,7 @@ class StateMachine(Strict):
             raise ValueError(f"each transition once, but {twice[0]} is declared twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
         if needed:
-            raise ValueError(f"every way to an end, but {needed[0][0]} > {needed[0][1]} is missing")
+            raise ValueError(f"all transitions to an end; {needed[0][0]} > {needed[0][1]} is missing")
         return value
 
     @model_validator(mode="after")

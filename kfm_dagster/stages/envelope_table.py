@@ -1,6 +1,6 @@
 """Stored envelopes: a batch as an Arrow table and as Parquet, and back without loss.
 
-A column is a leaf of the envelope (`contracts/envelope_codec.py`), so that gates and reports can query sets in SQL;
+A column is a leaf of the envelope (`contracts/envelope_codec.py`), so that gates and reports can query batches in SQL;
 open-ended members (geometry, properties, issues) are JSON text. Times are UTC with microseconds. Row order is kept.
 """
 
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 ENCODED = 500
-"""Values encoded at a time; not more, because the properties of an HRRR object are 20 kB of JSON."""
+"""Maximum values encoded at a time, because the properties of an HRRR object are 20 kB of JSON."""
 
 
 class Column(NamedTuple):

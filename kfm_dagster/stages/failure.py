@@ -57,14 +57,14 @@ class StageStoppedError(StageRefusedError):
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return a line per evaluated gate and stop; for a missing upstream, a single line."""
+        """Return a line per evaluated gate and stop; one line if the upstream has not succeeded."""
         if self.decision is None or not self.decision.failing:
             return [attempt.event(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
         return list(gate_events(attempt, self.decision))
 
 
 class RolledBackError(StageRefusedError):
-    """The stages of a rolled-back run are refused, because they would use its old inputs again."""
+    """The stages of a rolled-back run are refused, because they would use the run's old inputs."""
 
     error_class = ErrorClass.E_INPUT
 
@@ -78,7 +78,7 @@ class RolledBackError(StageRefusedError):
 
 
 class StageFailedError(KfmError):
-    """A stage failed as a whole. `decision`: the gates' decision, if the gates failed it."""
+    """A stage failed as a whole. `decision`: the gates' decision, if gates failed the stage."""
 
     def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
         self.dataset_id = dataset_id
@@ -101,7 +101,7 @@ class StageFailedError(KfmError):
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """Return the class of an error: the card's refusal, wrong input, or internal.
+    """Return the class of an error: that of the card's refusal, wrong input, or internal.
 
     A store's refusal and a missing bucket are wrong input, because a person has to act; another attempt cannot help.
     """

@@ -154,8 +154,8 @@ class StageLifecycle:
     ) -> None:
         """Move a running attempt to failed, and undo its effects outside the database.
 
-        The attempt moves on to rolled_back if the card allows it. If it is not running any more, another process has
-        taken over the stage, and `fail` does nothing.
+        The attempt moves on to rolled_back if the card allows it. If the attempt is not running any more, another
+        process has taken over the stage, and `fail` does nothing.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None
@@ -186,7 +186,7 @@ class StageLifecycle:
                     self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=facts, tx=tx)
 
     def note(self, run_id: str, stage: str, event: str, *, tx: Transaction) -> None:
-        """Append an audit line about a stage without moving it; do nothing if it was never started."""
+        """Append an audit line about a stage without moving it; do nothing if no attempt was opened."""
         if (newest := self.store.newest(run_id, stage, tx=tx)) is not None:
             self.store.audit.append([newest.event(AuditKind.STOP, event)], tx=tx)
 

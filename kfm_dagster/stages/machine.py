@@ -19,7 +19,7 @@ from kfm_dagster.stages.gates.verdict import STOPS, Gate, OnFailure, Stop, Verdi
 from kfm_dagster.stages.store import StageAttempt
 
 _CLASSES: Mapping[Gate, ErrorClass] = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
-"""The class of a gate's failure; any other gate has E_GATE."""
+"""The error class of a gate's failure; gates that are not listed have E_GATE."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return a running stage's final state: failed if the card says so or forbids success."""
+    """Return a running stage's final state: failed if the card demands it or forbids success."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)

@@ -20,12 +20,12 @@ from kfm_dagster.storage.database import Transaction
 
 
 class StageNode(ABC):
-    """An operator over a dataset's batch, which the stage adds to the node's inputs."""
+    """An operator over a dataset's batch; the stage adds the batch to the node's inputs."""
 
     leaves_effects: ClassVar[bool] = False
     """Whether `transform` has effects outside the database; a gate then cannot remove single units.
 
-    Repeating the call gives the same effects, and `compensate` undoes them.
+    Repeating `transform` gives the same effects, and `compensate` undoes them.
     """
     step: ClassVar[str] = "commit"
     """Name of the effect (`IdempotentNode.step`)."""
@@ -48,7 +48,7 @@ class StageNode(ABC):
 
     @abstractmethod
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Return the gates' verdicts on the output of this or the upstream node, of kind `of`."""
+        """Return the gates' verdicts on a batch that this or the upstream node made (kind: `of`)."""
 
     def inputs(self) -> Sequence[ManifestEntry]:
         """Return the node's inputs besides the batch."""
@@ -75,7 +75,7 @@ class StageNode(ABC):
         return list(self.received)
 
     def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
-        """Write the node's own tables in the transaction of its commit; return the batch to store."""
+        """Write the node's own tables in the stage's commit; return the batch to store."""
         return computed
 
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
@@ -88,7 +88,7 @@ class StageNode(ABC):
     def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
         """Lock this run's claimed units until the transaction ends; return their number.
 
-        The effects of these units may be undone: no other run relies on them.
+        The effects of these units can be undone, because no other run relies on the effects.
         """
         return len(self.received)
 
@@ -109,7 +109,7 @@ class StageNode(ABC):
         return None
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, a default
-        """Return the audit's lines of this node, once `apply` is done."""
+        """Return this node's audit lines; called after `apply`."""
         return ()
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:  # noqa: B027, a default

@@ -46,7 +46,7 @@ class RunStatePort:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
         `is_over` returns whether the run has no unit left; the node's record and output then remain (RSP-18).
-        It is called only if units failed, or if the inputs differ (another contract, card or feed).
+        `is_over` is called only if units failed, or if the inputs differ (another contract, card or feed).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
         if earlier is None:
@@ -70,7 +70,7 @@ class RunStatePort:
         """Return whether an output exists, and run-state still has it for the same inputs.
 
         Run-state on the data's branch, or in a table restored with the data, is reverted with the data. APPLIED in the
-        database then describes an effect that no longer exists. An old output may also be deleted by retention.
+        database then describes an effect that no longer exists. Retention may also delete an old output.
         """
         record = output.record
         state = self.run_states.get(record["dataset_id"], record["run_id"])

@@ -72,7 +72,7 @@ class StageRunner:
         )
 
     def run(self, node: StageNode, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> StagedNode:
-        """Skip or compute. A failure is recorded in run-state and raised as StageFailedError.
+        """Skip or compute a node. A failure is recorded in run-state and raised (StageFailedError).
 
         If `force` has a reason, content that earlier runs applied is computed again.
         """
@@ -96,7 +96,7 @@ class StageRunner:
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
-        """Commit in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
+        """Commit in one transaction: ledger effect, output, status APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
         with failpoint_context(**staged.labels, units=str(len(staged.gated[0]) if staged.gated else 0)):
@@ -142,7 +142,7 @@ class StageRunner:
             raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
 
     def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
-        """Return the skip if another process of the run has ended the stage since the first check.
+        """Return the output if another process of the run ended the stage since the first check.
 
         Running the stage again would claim newly due units in a run that has already settled.
         """
@@ -202,8 +202,8 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The new hash contains the id of this run. If the output was withdrawn, it contains the id of the withdrawn
-            # run instead, so that all later runs have the same hash.
+            # The new hash contains the id of this run. If the output was withdrawn, the hash contains the id of the
+            # withdrawn run instead, so that all later runs have the same hash.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

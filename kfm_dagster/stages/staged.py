@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume
 
 GatedBatch = tuple[list[Envelope], GateDecision]
-"""A batch, in which the gates have marked the faulty units, and the gates' decision."""
+"""A batch whose faulty units the gates have marked, and the gates' decision."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,7 @@ class StagedNode:
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     unlocked: str | None = None
-    """Reason why the clock is not locked, which restricts the output; None if it is locked."""
+    """Reason why the clock is not locked, which restricts the output; None if the clock is locked."""
     gated: GatedBatch | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
     """The stored output."""
@@ -128,7 +128,7 @@ class StagedNode:
         The sources are the inputs that were hashed before the computation. The node's inputs are not read again,
         because a second listing of a bucket could differ.
         """
-        # The ledger's entry describes the records before the claim; the claim's entry, of the same URI, replaces it.
+        # The ledger's entry describes the records before the claim; the claim's entry has the same URI and replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
         by_uri = {entry.uri: entry for entry in entries}
         sources = {_entity(entry): entry for entry in by_uri.values()}

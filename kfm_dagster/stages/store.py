@@ -86,7 +86,7 @@ class StageStore:
             return list(view.run("stages.unfinished_runs").scalars())
 
     def begun_runs(self, run_ids: Collection[str]) -> set[str]:
-        """Return which runs have a succeeded stage; their units are claimed, and perhaps settled."""
+        """Return the runs with a succeeded stage; their units are claimed, and perhaps settled."""
         with self._database.snapshot() as view:
             return set(view.run("stages.begun_runs", runs=sorted(run_ids)).scalars()) if run_ids else set()
 

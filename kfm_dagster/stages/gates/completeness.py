@@ -1,6 +1,6 @@
 """Gate G1, schema completeness: every section that the stage should add exists, in its form.
 
-A member may be missing if an issue of the unit names it, because the contract then counts the unit only as suspect.
+A member may be missing if an issue of the unit reports this, because the unit then counts as suspect, not as failed.
 Does not belong here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
 """
 

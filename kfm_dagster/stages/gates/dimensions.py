@@ -84,7 +84,7 @@ OURS = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closure:
-    """A field's declared and expected dimension, and its range; without a `fault` it closes."""
+    """A field's declared and expected dimension, and its range; it closes unless `fault` is set."""
 
     unit: str | None
     expected: str | None
@@ -175,7 +175,7 @@ def dim_report(subject: Subject) -> dict[str, Any]:
 
 
 def close(subject: Subject) -> Closing:
-    """Close every quantity of the units that have not failed."""
+    """Check the closure of every quantity of the units that have not failed."""
     closing = Closing()
     for extracted in subject.extracted:
         numbers = [
@@ -243,7 +243,7 @@ def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
 
 
 def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | None:
-    """Return a field's first declaration in the unit of its axes, else the first of all."""
+    """Return a field's first declaration in the unit of its axes, else its first declaration."""
     units = contract.metadata_extract.units
     declared = [quantity for quantity in units if any(covers(pattern, path) for pattern in quantity.fields)]
     of_axes = (quantity for quantity in declared if quantity.unit == axes or (axes, quantity.unit) in SAME)

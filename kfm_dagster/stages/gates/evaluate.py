@@ -38,9 +38,9 @@ _TEXTS = {
 def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
-    A unit whose Item was superseded is not a duplicate. Neither is a rewritten object (same URI, another version), or a
-    re-issue (a later file of the same Item, as a part of its key shows), whichever version is current (docs/adr/008).
-    DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
+    Not duplicates: a unit whose Item was superseded; a rewritten object (same URI, another version); a re-issue (a
+    later file of the same Item, recognised by a part of its key), whichever version is current (docs/adr/008). DuckDB
+    computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """
     if not subject.envelopes:
         return Verdict.not_applicable(Gate.G8, _RULE, "the batch is empty")
@@ -147,7 +147,7 @@ def coverage(subject: Subject) -> Verdict:
 
     An hour is expected when it has been over for the contract's `settles_after_seconds`. Hours before the first
     announcement are expected only if the bucket's list of the day is complete. So a warning means missing objects.
-    Surplus in an hour or a product does not compensate for a hole in another.
+    A surplus in one hour or product does not compensate for a hole in another.
     """
     least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"

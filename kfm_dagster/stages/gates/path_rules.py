@@ -124,7 +124,7 @@ def covariance_consistency(
     k_sigma: float = 2.0,
     min_share: float = 0.95,
 ) -> Verdict:
-    """Check G7: covariances are symmetric and positive definite, and residuals within them.
+    """Check G7: covariances are symmetric and positive definite, and cover the residuals.
 
     covariances: each unit's matrices, of any size, by a readable name. residuals: each unit's residuals, in standard
     uncertainties; `min_share` of them must lie within `k_sigma`.

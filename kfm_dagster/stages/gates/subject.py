@@ -145,7 +145,7 @@ class Subject:
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
-        """The measure of each geometry, by its `id`; units of a scene share a geometry."""
+        """The measure of each geometry, by its Python `id`; units of a scene share a geometry."""
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
@@ -193,7 +193,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
 def catalog_owners(
     contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
 ) -> tuple[CatalogOwner, ...]:
-    """Return the catalog's units of current and former Items under a batch's Item ids."""
+    """Return the units whose Items are or were in the catalog under a batch's Item ids."""
     registered = (unit.stac for unit in units if unit.stac is not None)
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:

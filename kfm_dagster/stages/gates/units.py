@@ -1,9 +1,9 @@
 """Units: the meaning of a declared unit, by pint over the definitions of `units.txt`.
 
-pint's results for the units in use are stored, because importing pint costs as much as all gates over a batch of a
-thousand units; a test compares each with pint, and checks that none is missing. For other units pint's registry is
-built, once per process. Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC
-defines).
+pint's results for the units in use are stored here, because importing pint takes as long as all gates over a batch of a
+thousand envelopes. A test compares each result with pint, and checks that no unit in use is missing. For other units,
+pint's registry is built once per process. Does not belong here: which field has which unit (contracts, and
+`dimensions.py` for what STAC defines).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UnitError(KfmError):
 
 @cache
 def registry() -> pint.UnitRegistry[float]:
-    """Return the process's registry. The first call imports pint, as slow as a batch's gates."""
+    """Return the process's registry. The first call imports pint, which takes long."""
     import pint  # noqa: PLC0415 - see above
 
     with resources.as_file(resources.files("kfm_dagster.stages.gates") / "units.txt") as path:
@@ -62,7 +62,7 @@ def registry() -> pint.UnitRegistry[float]:
 
 
 def dimension_of(unit: str) -> str:
-    """Return a unit's dimension, e.g. `[length] / [time]`, and `1` for none. Raises UnitError."""
+    """Return a unit's dimension, e.g. `[length] / [time]`; `1` without one. Raises UnitError."""
     return DIMENSION_OF.get(unit) or ask_dimension_of(unit)
 
 
@@ -102,7 +102,7 @@ def same_unit(unit: str, other: str) -> bool:
 
 @cache
 def ask_same_unit(unit: str, other: str) -> bool:
-    """Return, by pint, whether a number means the same in two units of a dimension."""
+    """Return, by pint, whether a number means the same in two units of the same dimension."""
     # Two points, because degrees Celsius differ from kelvins only in their zero.
     return all(math.isclose(registry().convert(value, unit, other), value) for value in (1.0, 2.0))
 

@@ -32,7 +32,7 @@ class Gate(StrEnum):
 
     G1 = "G1", "schema completeness", "Every section that the operator makes is present, in its form."
     G2 = "G2", "citation compliance", "Every extracted field names its source by volume, version and anchor."
-    G3 = "G3", "path conventions", "Path arrays are of one length of at least two, and path elements are lengths."
+    G3 = "G3", "path conventions", "Path arrays have the same length, at least two, and path elements are lengths."
     G4 = "G4", "dimensional closure", "Every quantity has a unit that fits its dimension, and a value that is possible."
     G5 = "G5", "freshness", "Live units were no older than the contract's budget when the run claimed them."
     G6 = "G6", "coverage", "The day has the products that the contract expects of it."
@@ -60,7 +60,7 @@ class GateRule(Strict):
 
 
 class CitationGate(GateRule):
-    """G2. The card requires an anchor coverage of at least 0.9."""
+    """G2. The card requires that at least 0.9 of the fields are cited."""
 
     min_anchor_coverage: float = Field(ge=0.9, le=1)
 
@@ -84,7 +84,7 @@ class CoverageGate(GateRule):
 
 
 class CovarianceGate(GateRule):
-    """G7. Minimum share of residuals within `k_sigma` standard uncertainties (E_UQ's coverage)."""
+    """G7. Minimum share of residuals within `k_sigma` standard uncertainties (else E_UQ)."""
 
     k_sigma: float = Field(2, gt=0)
     min_share: float = Field(0.95, gt=0, le=1)
@@ -125,7 +125,7 @@ class Stop(StrEnum):
 
 
 STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
-"""The stop that a gate triggers if the card permits it; schema, coverage and uniqueness have none."""
+"""The stop that a gate triggers if the card permits it; G1, G6 and G8 have no stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
