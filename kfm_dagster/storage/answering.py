@@ -51,7 +51,7 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
 
 @contextmanager
 def answering(what: str, setting: str) -> Iterator[None]:
-    """Translate the errors of our store that the variable `setting` names.
+    """Translate the errors of a store; the environment variable `setting` names the store.
 
     Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it does not answer. Errors about an
     existing or a missing key propagate unchanged.

@@ -1,7 +1,7 @@
 """Artifacts: immutable, content-addressed blobs under the storage URL.
 
-Their paths are `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it, so a crash
-may leave a blob without a record, which does no harm.
+The path of an artifact is `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it, so
+a crash may leave a blob without a record, which does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ArtifactReference:
 class Artifacts:
     """Reads and writes artifacts in an obstore store (folder or bucket), opened at first use.
 
-    Opening creates a missing folder, and a command that reads no artifact must create nothing.
+    Opened late, because opening creates a missing folder, and a command that reads no artifact must create nothing.
     """
 
     def __init__(self, open_store: Callable[[], Any], *, folder: str = "artifacts") -> None:

@@ -57,7 +57,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # The URL as configured: drivers quote it so in their errors, and redaction must find the secrets in that form.
+        # The URL as configured, because drivers' errors quote this form, and redaction must find the secrets in it.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -67,7 +67,7 @@ class Database:
         With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
         database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
-        release, or older and may not be migrated here; NoLedgerError if a database to read has no ledger; and
+        release, or older and may not be migrated here; NoLedgerError if a `read_only` database has no ledger; and
         ConfigurationError if the folder of a SQLite file cannot be created.
         """
         parsed = make_url(url)
@@ -312,7 +312,7 @@ def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
 
 
 def _observed(url: str, error: DBAPIError) -> str:
-    """Return the database with the driver's text, without the statement and secrets."""
+    """Return the database's address and the driver's text, without statement and secrets."""
     return f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
 
 

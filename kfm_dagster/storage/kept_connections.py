@@ -1,7 +1,7 @@
 """An SQLAlchemy plugin that keeps connections of a URL open: `...?plugin=kfm_keep`.
 
 Dagster opens a connection for each query to PostgreSQL, and for each connection the server starts a process. A plugin
-is SQLAlchemy's public way to change `create_engine`: `KFM_DAGSTER_DSN` names it, and no class of Dagster is replaced.
+is SQLAlchemy's public way to change `create_engine`: `KFM_DAGSTER_DSN` names the plugin. Dagster's classes are kept.
 """
 
 from __future__ import annotations

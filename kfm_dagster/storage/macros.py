@@ -1,6 +1,6 @@
 """The macros of `sql/`, by which a single text serves SQLite and PostgreSQL.
 
-A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value,
+A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. A macro becomes text, never a value,
 because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reason` restricts a statement to a database.
 
 | macro | text |
@@ -17,7 +17,7 @@ because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reaso
 | `@json_type(j)`, `@json_size(j)` | type (`object`, `array`, ...); number of an array's members |
 | `@json_object('a', x, ...)` | an object of JSON |
 | `@as_json(t)`, `@as_time(t)` | text cast to JSON, to a time |
-| `@has(j, t)` | whether a list of JSON has this text |
+| `@has(j, t)` | whether JSON list j has text t |
 | `@holds(j, k)` | whether JSON object j has every member of k, whose values are texts |
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
 | `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
@@ -105,7 +105,7 @@ _TEXTS = {  # SQLite's, PostgreSQL's
     "sqlite": ("$*", ""),
 }
 _PATH = "SET search_path FROM CURRENT"
-"""Keeps a role's temporary table from hiding ours of the same name (`database.py`)."""
+"""Keeps a role's temporary table from hiding our table of the same name (`database.py`)."""
 _TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
 _PUNCTUATION = re.compile(r"--[^\n]*|'[^']*'|[(),]")
 _PLACE = re.compile(r"\$(\d|\*)")

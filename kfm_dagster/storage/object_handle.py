@@ -93,7 +93,7 @@ class RemoteObject:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes by a ranged GET, of an empty object also by a HEAD."""
+        """Head and first bytes by a ranged GET; an empty object also needs a HEAD."""
         try:
             with request(self.uri, *_HEAD):
                 answer = self._store.get(self._key, options={"range": (0, length)})
@@ -149,8 +149,8 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
     """Make a request between its failpoints; raise ObjectReadError for errors and odd answers.
 
     The text of a client's error is dropped, because it contains URLs, which may be signed. Any other exception of the
-    client, caused by an odd answer, becomes an ObjectReadError, too, so that the batch's other objects do not fail with
-    it (SEC-09).
+    client, caused by an odd answer, becomes an ObjectReadError, too, so that only this object fails, not the
+    batch (SEC-09).
     """
     try:
         hit(before)
@@ -183,7 +183,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request in an operator's span; of an error only the type is recorded."""
+    """Trace a request in an operator's span; for an error, only the type is recorded."""
     if not trace.get_current_span().is_recording():
         yield
         return

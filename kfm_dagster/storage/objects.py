@@ -90,9 +90,9 @@ class ObjectStores:
     ) -> ObjectHandle:
         """Open a data object or sidecar of the contract, without a request.
 
-        If `etag` (without quotes) is set, only that version of a bucket's object is read, else the version of the first
-        answer. A known `size` and the `first` bytes of that version save later requests. A folder ignores all three,
-        because its files are read in place.
+        If `etag` (without quotes) is set, only that version of a bucket's object is read, else only the version of the
+        first answer. A known `size` and the `first` bytes of that version save later requests. A folder ignores all
+        three, because its files are read in place.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
@@ -104,7 +104,7 @@ class ObjectStores:
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
         """Open the sidecar `uri + suffix` and fetch its beginning in one request; None if missing.
 
-        Raises ObjectReadError when the store does not report whether it exists.
+        Raises ObjectReadError when the store does not report whether the sidecar exists.
         """
         handle = self.open(contract, uri + suffix)
         try:
@@ -277,7 +277,7 @@ class PrivateFolder(LocalStore):
     """A local folder; folders created in it are for this user alone, as in KFM_HOME."""
 
     def put(self, path: str, file: Any, **options: Any) -> Any:
-        """Put a file; folders are created for this user alone, while obstore opens them to all."""
+        """Put a file; folders are created for this user alone, where obstore would admit all users."""
         private_folder(Path(str(self.prefix), path).parent)
         return super().put(path, file, **options)
 

@@ -1,6 +1,6 @@
 """Folders and files for this user alone, because data roots have messages, keys and ledgers.
 
-Only created folders and files get these modes. Existing folders and files keep their modes, because their owner may
+Only folders and files that are created here become private. Existing ones keep their modes, because their owner may
 have granted a group access on purpose.
 """
 

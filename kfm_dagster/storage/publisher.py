@@ -1,6 +1,6 @@
 """Publishers: write files to a folder or an object store, each file atomically.
 
-A reader sees the old file or the new file. In a folder, files are written to `.staging/`, made durable once per batch
+A reader sees the old or the new file, whole. In a folder, files are written to `.staging/`, made durable once per batch
 and renamed; in an object store a PUT is atomic, so files are staged in memory. Does not belong here: files' content.
 """
 
@@ -41,11 +41,11 @@ class Ranges(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Return True: it can be read."""
+        """Return True: the file can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Return True: it can be read from any position."""
+        """Return True: the file can be read from any position."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -94,7 +94,7 @@ class PublishError(DependencyUnavailableError):
         self.code = code
         self.reason = reason
         places = "KFM_CATALOG_URL, KFM_LINEAGE_URL or KFM_VIRTUAL_URL"
-        super().__init__(observed=reason, next_step=f"check their folder or bucket ({places})")
+        super().__init__(observed=reason, next_step=f"check the files' folder or bucket ({places})")
 
 
 class Staged(NamedTuple):
@@ -176,11 +176,11 @@ class FolderPublisher:
             os.close(lock)
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder, none if it is missing."""
+        """Return the names of the files in a folder; no names if the folder is missing."""
         return [entry.name for entry in self._entries(folder) if entry.is_file()]
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders in a folder, none if it is missing."""
+        """Return the names of the folders in a folder; no names if that folder is missing."""
         return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
@@ -279,7 +279,7 @@ class ObjectStorePublisher:
             return {path: content for path, content in contents if content is not None}
 
     def open(self, path: str, *, size: int) -> BinaryIO:
-        """Open an object, without a request until it is read."""
+        """Open an object; its first read makes the first request."""
         return cast("BinaryIO", io.BufferedReader(Ranges(partial(self._get_range, path), size), RANGE_BYTES))
 
     @contextmanager

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import IO
 
 LIMIT_BYTES = 1024**3
-"""Limit of a batch; heads beyond it are requested again. The largest batch, 5,000 NEXRAD volumes, takes 640 MiB."""
+"""Limit of a batch; bytes beyond it are requested again. The largest batch, 5,000 NEXRAD volumes, takes 640 MiB."""
 
 _Span = tuple[int, int]
 

@@ -17,7 +17,7 @@ from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Transaction, is_conflict
 
 MAX_REASON = 400
-"""Characters of a refusal's text: enough for the name of a constraint and its values."""
+"""Characters of a refusal's text: enough for a constraint's name and the refused values."""
 
 _SQLITE = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG})
 _POSTGRESQL = frozenset({"22", "23", "54"})
@@ -44,7 +44,7 @@ def refusal_of(error: Exception) -> str | None:
         is_refusal = number & 0xFF in _SQLITE or (number == sqlite3.SQLITE_ERROR and "JSON" in str(original))
     else:
         is_refusal = isinstance(original, _UNWRITABLE)
-    # PostgreSQL's further lines contain the whole row.
+    # The further lines of PostgreSQL's text contain the whole row.
     return str(original).partition("\n")[0][:MAX_REASON] if is_refusal else None
 
 

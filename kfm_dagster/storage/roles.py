@@ -35,7 +35,7 @@ def grant_deployment_role(database: Database, role: str) -> bool:
 
 
 def grant_retention_role(database: Database, role: str) -> bool:
-    """Grant retention's rights, like `grant_deployment_role`: to read all, and to log decisions."""
+    """Grant retention's rights, like `grant_deployment_role`: read every table, log decisions."""
     return _granted(database, role, rights="roles.retention")
 
 
@@ -43,7 +43,7 @@ def check_role_name(dialect: str, role: str) -> None:
     """Raise ConfigurationError for a wrong name, or on a database that has no roles."""
     if dialect != "postgresql":
         raise ConfigurationError(
-            "roles are PostgreSQL's",
+            "only PostgreSQL has roles",
             observed=dialect,
             expected="KFM_WAL_DSN of a PostgreSQL database, as its owner",
         )

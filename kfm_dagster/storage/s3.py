@@ -3,7 +3,7 @@
 obstore's client always follows redirects, and sends the session token (`x-amz-security-token`) to any host that a
 redirect names. So this client uses pyreqwest, with credentials from botocore, and treats a redirect as an error.
 Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
-both kinds are interchangeable. Does not belong here: signing (`signature.py`), which objects to read (`objects.py`).
+both stores are interchangeable. Does not belong here: signing (`signature.py`), which objects to read (`objects.py`).
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse other bytes than [start, end), cut at the size."""
+        """Return the object's size; refuse an answer other than [start, end), cut at that size."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")
@@ -316,7 +316,7 @@ class S3Bucket:
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
             # Copied, because a chunk keeps the connection's read buffer of up to 400 KB alive: without copies, a dozen
-            # chunks of together 128 KiB took 3 MB for each reading thread.
+            # chunks, 128 KiB together, took 3 MB for each reading thread.
             parts.append(bytes(chunk))
             most -= len(chunk)
             if most < 0:

@@ -1,7 +1,7 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
-`sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. The
-same text is for both databases (`macros.py`); if a statement has two forms, each names its database and the reason.
+`sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
+text serves both databases (`macros.py`); if a statement has two forms, each form names its database and the reason.
 `sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` the statements for the database of a STAC API,
 and `sql/schema` the migrations. Nothing here accesses a database.
 
@@ -133,14 +133,14 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
     ]
     steps.sort(key=lambda migration: migration.number)
     if [migration.number for migration in steps] != list(range(1, len(steps) + 1)):
-        raise ConfigurationError("migrations are not numbered without a hole", observed="sql/schema")
+        raise ConfigurationError("the migrations' numbers have a hole", observed="sql/schema")
     return tuple(steps)
 
 
 def read_all_sql() -> None:
     """Read all statements and migrations, so that this process and its forks keep this version.
 
-    Raises ConfigurationError when migrations are not numbered without a hole.
+    Raises ConfigurationError when the migrations' numbers have a hole.
     """
     for folder in ("queries", *FOLDERS.values()):
         for file in (sql_root() / folder).iterdir():
@@ -153,7 +153,7 @@ def read_all_sql() -> None:
 
 @cache
 def _blocks(folder: str, room: str) -> dict[str, dict[str | None, str]]:
-    """Return the forms of each statement of a room, by their only database, or None for both."""
+    """Return each statement's forms in a room's file; a form's key is its database, None: both."""
     file = sql_root() / folder / f"{room}.sql"
     if not file.is_file():
         return {}

@@ -1,7 +1,7 @@
 """Text that every database can store, from texts of senders, files and drivers.
 
-PostgreSQL stores no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, stores half of a
-surrogate pair. Such a character would fail its batch at every attempt. Does not belong here: the meaning of a text,
+PostgreSQL cannot store NUL, in text or as an escape in JSON. Half of a surrogate pair has no UTF-8, so no database can
+store it. Such a character would fail its batch at every attempt. Does not belong here: the meaning of a text,
 and redacting secrets (`redaction.py`).
 """
 

@@ -225,7 +225,7 @@ def test_init_in_prod_marks_the_database_as_prod_for_every_client(
 
 @pytest.mark.clause("SEC-07")
 def test_a_role_on_sqlite_is_refused_before_anything_is_created(outside: None, call: Call, home: Path) -> None:
-    call("init", "--role", "kfm_deployment").refused("roles are PostgreSQL's; observed sqlite")
+    call("init", "--role", "kfm_deployment").refused("only PostgreSQL has roles; observed sqlite")
     assert not (home / "kfm.db").exists()
 
 

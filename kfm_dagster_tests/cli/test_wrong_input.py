@@ -64,8 +64,8 @@ ANY = {
 """Parameters that accept any text."""
 OTHERWISE = {
     "dataset new --from-registry": (ExitCode.USAGE, "no entries of the open-data registry"),
-    "init --role": (ExitCode.USAGE, "roles are PostgreSQL's"),
-    "init --retention-role": (ExitCode.USAGE, "roles are PostgreSQL's"),
+    "init --role": (ExitCode.USAGE, "only PostgreSQL has roles"),
+    "init --retention-role": (ExitCode.USAGE, "only PostgreSQL has roles"),
     "replay compare --dataset": (ExitCode.USAGE, "no run has ingested anything yet"),
     "resume dataset": (ExitCode.REFUSED, "the kill switch is not on; observed no data set"),
     "stac icechunk name": (ExitCode.USAGE, "there is no catalog here"),
