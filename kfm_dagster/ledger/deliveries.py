@@ -1,4 +1,4 @@
-"""Deliveries: the messages, the units of each, and when a message may leave the queue.
+"""Deliveries: messages, their units, and when a message may leave the queue.
 
 Every announced unit has a record, because a transaction that records a message (`Deliveries.record`) first records its
 units (`Ledger.ensure`). Belongs here: messages and their states, and the balance of received units and messages

@@ -1,8 +1,8 @@
 """The gap table: missing objects of followed products (BEY-05), and arrival times.
 
 All rows of the table are derived from the ledger. An arrival time is the delay of an announcement after the start of
-its scan or run. These times are counted by day, product and lead (forecast hour), in classes of 1 s up to 50 s and of 2
-% beyond. A percentile over months is computed from the classes by nearest rank; its error is at most 0.5 s, or 1 %
+its scan or run. These times are counted by day, product and lead (forecast hour), in classes 1 s wide up to 50 s, and 2
+% wide beyond. A percentile over months is computed from the classes by nearest rank; its error is at most 0.5 s, or 1 %
 beyond 50 s. Belongs here: the rows, the classes, and the followed feeds. Does not belong here: which hours lack objects
 (`contracts/cadence.py`), and when hours are checked and days are counted (`ingest/feed_watch.py`).
 """

@@ -72,7 +72,7 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
 
 
 def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_review: Collection[str]) -> str | None:
-    """Return why a unit is quarantined after its attempt number `attempt`; None to retry it.
+    """Return why attempt number `attempt` quarantines the unit; None if a retry is allowed.
 
     `human_review` has the codes that no retry cures.
     """

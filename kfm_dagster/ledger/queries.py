@@ -32,7 +32,7 @@ FIRST_DAY, LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 class LedgerQueries:
-    """Read access."""
+    """Reads of the ledger."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -105,7 +105,7 @@ class LedgerQueries:
     def status_counts(
         self, dataset: str, *, first: str = FIRST_DAY, last: str = LAST_DAY, tx: Transaction
     ) -> dict[Status, int]:
-        """Return the number of a dataset's records by status, with zeros, of all days or a range."""
+        """Return a dataset's records by status, counted over days `first` to `last`, with zeros."""
         rows = tx.run("ledger.status_counts", dataset=dataset, first=first, last=last)
         return dict.fromkeys(Status, 0) | {Status(row.status): int(row.units) for row in rows}
 
@@ -137,7 +137,7 @@ class LedgerQueries:
             return list(tx.run("ledger.in_progress_runs").scalars())
 
     def in_flight(self, lane: Lane | None = None, *, today: date) -> int:
-        """Return the number of units in flight of the days until `today`, in a lane or both."""
+        """Return the number of units in flight, of days not after `today`, in a lane or in both."""
         with self.database.snapshot() as tx:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 

@@ -112,7 +112,7 @@ def _from_extension(leaf: Leaf, value: Any) -> Any:
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:
-    """Return an attempt's sub-statuses and Item location; a missing section's are unknown."""
+    """Return an attempt's sub-statuses and Item location; missing sections give `unknown`."""
     integrity, metadata, stac, provenance = (
         envelope.integrity,
         envelope.metadata,

@@ -90,7 +90,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code gives the reason",
     ),
 )
-"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, also twice the same status."""
+"""Every legal transition (section 3), except for OVERRIDES. Any other is illegal, also one to the same status."""
 
 _DECIDED = (
     "a logged decision on exactly this version: actor, reason, change reference; in prod a second actor's approval"

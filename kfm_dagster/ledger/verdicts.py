@@ -83,7 +83,7 @@ def decide(
 
 
 def yields_to(unit: Envelope) -> WalId | None:
-    """Return the newer unit whose Item replaces this unit's Item, or None; None if this failed."""
+    """Return the newer unit whose Item replaces this unit's, or None; None if this unit failed."""
     return unit.stac.superseded_by if unit.stac and unit.failure is None else None
 
 
