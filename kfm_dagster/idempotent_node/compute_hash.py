@@ -57,7 +57,7 @@ def compute_content_hash(
     *,
     image_digest: str | None = None,
 ) -> str:
-    """Return a SHA-256 over code, parameters and the unordered `{uri, size, etag|checksum}`.
+    """Return a SHA-256 over unordered inputs `{uri, size, etag|checksum}`, parameters and code.
 
     Raises ValueError for NaN and infinity, which JSON lacks.
     """

@@ -199,7 +199,7 @@ class IdempotentNodes:
         return tx.row(Output, "idempotent_node.output", content_hash=content_hash)
 
     def newest(self, node: str) -> Output | None:
-        """Return a node's last applied output, or None before its first effect."""
+        """Return a node's last applied output, or None before the node's first effect."""
         with self.database.snapshot() as tx:
             content_hash = last_applied(node, tx=tx)
             return None if content_hash is None else self.output(content_hash, tx=tx)

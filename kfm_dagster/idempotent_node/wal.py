@@ -33,7 +33,7 @@ class IntentStatus(StrEnum):
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"
-    """The same content took effect before, or the intent has no work left."""
+    """The same content took effect before, or another intent has taken over the work."""
     FAILED = "FAILED"
     """The attempt ended with an error; a replay retries it."""
 
@@ -88,7 +88,7 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Resolve an intent and record its end; False if another call did, or set `status` before.
+        """Resolve an intent and record its end; False if the intent was resolved or has that status.
 
         `claimed`: the units that the node claimed in the ledger, known only after the effect.
         """

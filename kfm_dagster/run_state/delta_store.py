@@ -29,7 +29,7 @@ FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
 """Each failed attempt means that another writer succeeded, so twenty writers at once all succeed."""
 COMPACT_EVERY = 100
-"""Commits between two compactions. Each later record is a file of its own, and a lookup opens all that may match."""
+"""Commits between two compactions. Until the next, each record is a file, and a lookup opens all that may match."""
 
 SCHEMA = pa.schema(
     [

@@ -3,8 +3,7 @@
 The path of a record is `{base}/{branch}/_run_state/{dataset_id}/{run_id}.json`. With lakeFS the base is
 `s3://<repository>` at its S3 gateway, so that a record is versioned together with the data of its branch:
 `lakefs://<repository>/<branch>/_run_state/...`. A record is written after the commit of its transaction. Belongs here:
-that layout. Does not belong here: queries over long histories, which would read every object. An environment with many
-runs should use another store.
+that layout. Not for an environment with many runs, because queries over long histories read every object.
 """
 
 from __future__ import annotations
