@@ -2,7 +2,7 @@
 
 A tick lands the raw messages before it parses them, records rejections with their reasons, and creates a pending
 ledger record for every unit in the same transaction as its delivery. So each received message has a record, even after
-a crash, and back-pressure can count it. Does not belong here: planning runs (`ingest/plan.py`).
+a crash, and back-pressure can count its units. Does not belong here: planning runs (`ingest/plan.py`).
 
 While all datasets of the queue are switched off, the tick receives nothing. If only some are off, their units are
 recorded and wait, and the messages of these units are hidden for as long as SQS allows.

@@ -63,8 +63,8 @@ def of_known_days(
 ) -> tuple[list[PendingPartition], Counter[str]]:
     """Separate entries of days that Dagster knows; count the units of the other days by day.
 
-    A run of an unknown day would fail the whole tick. An unknown day is tomorrow, or was added to the window after the
-    code location was loaded. Its units stay pending until Dagster knows the day.
+    A run of an unknown day would fail the whole tick. An unknown day has not begun, or was added to the window after
+    the code location was loaded. Its units stay pending until Dagster knows the day.
     """
     waiting = list(pending)
     unknown: Counter[str] = Counter()

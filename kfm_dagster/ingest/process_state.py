@@ -27,8 +27,8 @@ class RequestedRuns:
 
     After a tick, Dagster launches the requested runs one by one, which takes seconds per run. Meanwhile, another sensor
     would request runs for the same pending units, and these runs would have no units. So each sensor's requests are
-    kept until its next tick, which Dagster starts only after launching them all. Hold `lock` from reading until
-    `record`. Does not belong here: planning (`plan.py`).
+    kept until its next tick, which Dagster starts only after launching them all. Hold `lock` from reading pending
+    units until `record` returns. Does not belong here: planning (`plan.py`).
     """
 
     lock: Lock = field(default_factory=Lock)

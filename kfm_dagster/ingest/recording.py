@@ -156,8 +156,8 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
     """Return the unit that reads an object again because of a late sidecar.
 
-    `version` is the sidecar's ETag, or empty. Each pair of an object's and a sidecar's version has one such unit. It
-    has the times of the object's own unit, so a newer unit of the object supersedes both units.
+    `version` is the sidecar's ETag, or empty. Each pair of an object's and a sidecar's version has one such unit. That
+    unit has the times of the object's own unit, so a newer unit of the object supersedes both units.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)
@@ -168,8 +168,8 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
 
     Runs in the transaction that admits the units. A chunk closes the previous volume of its radar, and its own volume
     if a later volume is known, so that the order of admission does not matter. The closing unit has the times and the
-    number of its chunk, and the version CLOSED. So its Item replaces the chunk's Item, and the Item of a chunk that
-    arrives later replaces the closing unit's Item.
+    number of its chunk, and the version CLOSED. So this unit's Item replaces the chunk's Item, and the Item of a chunk
+    that arrives later replaces the closing unit's Item.
     """
     feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

@@ -1,8 +1,8 @@
 """The partition window: the deployment's first day, stored in its database (ADR 017).
 
-The first day is set at the first use of a database, to KFM_FIRST_DAY or DEFAULT_DAYS back. It is lowered if earlier
-days are needed, and never raised, so that the day of every unit of the ledger has a partition. Does not belong here:
-Dagster's definition of the days (`defs/chain.py`).
+The first day is set at the first use of a database, to KFM_FIRST_DAY or DEFAULT_DAYS back. That day is lowered if
+earlier days are needed, and never raised, so that the day of every unit of the ledger has a partition. Does not belong
+here: Dagster's definition of the days (`defs/chain.py`).
 """
 
 from __future__ import annotations
