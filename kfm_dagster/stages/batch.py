@@ -23,7 +23,7 @@ class SkipCause(StrEnum):
     """The reason for skipping a node."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node ended in this run with the same inputs: all units passed, or the run holds no failed unit any more."""
+    """This node ended in this run with the same inputs: all units passed, or the run has no unit any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
     """This node succeeded in this run with other inputs, and the run has no claim on a unit any more. A replay applies
     the new inputs (`kfm replay run`)."""
@@ -61,7 +61,7 @@ class StageBatch:
     stored_bytes: int | None = None
     """Size of the stored output; None if an earlier release stored it."""
     decision: GateDecision | None = field(default=None, compare=False)
-    """The gates' decision, for the stage that computed the batch and the next stage; None for a stored batch."""
+    """The gates' decision, for the stage that computed the batch and for the next stage; None for a stored batch."""
     columns: Sequence[Column] = field(default=(), compare=False, repr=False)
     """The encoded envelopes, for the next stage; empty for a stored batch."""
 

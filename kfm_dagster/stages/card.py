@@ -183,7 +183,7 @@ class RetryPolicy(Strict):
 
     @property
     def delays(self) -> Backoff:
-        """The backoff in the form that datasets' contracts have."""
+        """The backoff, in the form of a dataset contract."""
         return Backoff(
             kind=self.backoff,
             base_seconds=self.base.total_seconds(),

@@ -120,7 +120,7 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 
 
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
-    """Return the units at fault: the units that gates name, or all if the whole batch failed.
+    """Return the units at fault: the units that gates name, or all units if the batch failed.
 
     No unit is at fault if the cause is another process, an earlier rollback or an earlier stage.
     """

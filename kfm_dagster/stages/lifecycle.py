@@ -233,7 +233,7 @@ class StageLifecycle:
         if upstream is None:
             return True
         newest = self.store.newest(upstream.state.run_id, upstream.state.dataset_id, tx=tx)
-        # Stages of a run by an earlier release have no row.
+        # Stages that an earlier release ran have no row.
         return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
 
     def _roll_back(self, node: StageNode, failed: StageAttempt, received: StageBatch | None) -> None:
