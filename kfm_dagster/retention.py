@@ -259,8 +259,8 @@ def retention_of(
 ) -> Retention:
     """Return a deployment's retention. `runs` prunes Dagster's runs; None without Dagster.
 
-    Raises CardError for a wrong policy, ConfigurationError, and ForeignRootError if the store belongs to another
-    deployment, whose files this ledger does not know.
+    Raises CardError for a wrong policy, ConfigurationError for a wrong store URL, and ForeignRootError if the store
+    belongs to another deployment, whose files this ledger does not know.
     """
     refuse_foreign([storage_root(settings)], deployment_id(database))
     pruners: dict[RetentionKind, Pruner] = dict(stored_files(open_store(settings.storage), database))

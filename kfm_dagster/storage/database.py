@@ -48,8 +48,8 @@ MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
 """Sets the search path of a migration; functions that the migration creates keep this path. PostgreSQL searches
-`pg_temp` first if the path lacks it, and a role's temporary tables would shadow ours in triggers. So the path names it
-last."""
+`pg_temp` first if the path lacks it, and a role's temporary tables would shadow our tables in triggers. So the path
+names it last."""
 
 
 class Database:
@@ -187,7 +187,7 @@ class Transaction:
     def after_commit(self, write: Callable[[], None]) -> None:
         """Call `write` after the commit, so that no write elsewhere describes a rolled-back change.
 
-        A process that dies after the commit does not call it, so callers must be able to detect a missing write.
+        A process that dies after the commit does not call `write`, so callers must be able to detect a missing write.
         """
         self.committed.append(write)
 

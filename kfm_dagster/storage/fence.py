@@ -1,6 +1,6 @@
 """Fences: the check, inside the writing transaction, that a run may still write for a unit.
 
-Belongs here: the type that rooms without a ledger (catalog, lineage) call and the ledger implements. Does not belong
+Belongs here: the type that folders without a ledger (catalog, lineage) call and the ledger implements. Does not belong
 here: how a claim is checked (`ledger/leases.py`).
 """
 
