@@ -101,35 +101,3 @@ def test_following_ends_with_the_backfill_and_reports_failures(
     assert followed.code == code
     assert looks == [command.POLL_SECONDS] * 2
     assert followed.rows[0]["listed"] == 1
-
-
-def test_an_impossible_backfill_is_refused_in_one_line_and_starts_nothing(call: Call) -> None:
-    for arguments, expected in (
-        (["run", "nexrad-l2", "--from", "2025-12-02", "--to", "2025-12-01", *WHY], "the window cannot be backfilled"),
-        (["run", "nexrad-l2", "--from", "1990-01-01", "--to", "1990-01-01", *WHY], "1991-06-01"),
-        (["run", "nexrad-l2", "--from", "2999-01-01", "--to", "2999-01-01", *WHY], "the window cannot be backfilled"),
-        (["run", "goes-xyz", *MONTH, *WHY], "goes-xyz"),
-        (["run", *MONTH, *WHY], "DATASET"),
-        (["run", "nexrad-l2", *MONTH], "--reason"),
-        (["status", "bf-1"], "unknown backfill"),
-        (["status", "--follow"], "--follow"),
-    ):
-        call("backfill", *arguments).refused(expected)
-        assert call("backfill", "status", "--json").rows == []
-
-
-def test_a_dataset_that_is_not_ingested_is_refused_by_a_dry_run_too(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_DATASETS", "nexrad-l2")
-    for options in (("--dry-run",), WHY):
-        refused = call("backfill", "run", "hrrr", *MONTH, *options)
-        refused.refused("does not follow this dataset; observed hrrr; expected one of nexrad-l2", "KFM_DATASETS")
-    assert call("backfill", "status", "--json").rows == []
-
-
-@pytest.mark.clause("WAL-10")
-def test_a_switched_off_dataset_is_refused_and_the_switch_is_named(call: Call) -> None:
-    call("kill-switch", "on", "nexrad-l2", *WHY)
-    answer = call("backfill", "run", "nexrad-l2", *MONTH, *WHY)
-    answer.refused("nexrad-l2 is switched off", "kfm resume nexrad-l2", code=ExitCode.REFUSED)

@@ -189,6 +189,7 @@ BAD_INPUT: dict[str, list[str]] = {
     },
     "dataset check wrong.yaml": ["wrong.yaml", "apiVersion"],
     "dataset check broken.yaml": ["broken.yaml line 2 is not valid YAML"],
+    "dataset check clash.yaml": ["observed nexrad-l2 and nexrad-again"],
     "dataset check latin/one.yaml": ["latin/one.yaml line 1 is no UTF-8 text"],
     "KFM_CONTRACTS_DIR=latin dataset list": ["latin/one.yaml line 1 is no UTF-8 text"],
     **{
@@ -215,6 +216,18 @@ BAD_INPUT: dict[str, list[str]] = {
             ("worker", "wrong.yaml/home"),
         )
     },
+    **{
+        f"dataset new {dataset} --bucket my-bucket --out new.yaml {options}": [expected]
+        for dataset, options, expected in (
+            ("My_Data", f"--like hrrr --topic {TOPIC}", "malformed dataset id"),
+            ("my-data", f"--like sref --topic {TOPIC}", "no such contract ships"),
+            ("hrrr", f"--like hrrr --topic {TOPIC}", "of that id"),
+            ("my-data", f"--like hrrr --bucket My_Bucket --topic {TOPIC}", "name of a bucket; observed My_Bucket"),
+            ("my-data", "--like hrrr --topic NewGFS", "not an ARN of SNS; observed NewGFS; expected arn:aws:sns:"),
+            ("my-data", f"--like surface-obs --topic {TOPIC}", "announced by no topic; observed --topic arn:aws:sns:"),
+        )
+    },
+    "init --role kfm_deployment": ["only PostgreSQL has roles; observed sqlite"],
     # Neither home has a catalog.
     "items search --time 2025-12-03/2025-12-01": ["ends before it begins"],
     **{
@@ -227,6 +240,26 @@ BAD_INPUT: dict[str, list[str]] = {
     "reconcile --from 2999-01-01 --to 2999-01-02": ["; next: "],
     # An unknown run does not determine the folder of run state.
     "KFM_RUN_STATE=run-state replay compare latest": ["; next: "],
+}  # fmt: skip
+ONE_DAY = f"--from {DAY} --to {DAY} --reason outage"
+OF_A_LEDGER: dict[str, list[str]] = {
+    # As BAD_INPUT, for commands that need a ledger.
+    f"backfill run nexrad-l2 --from {DAY} --to 2025-12-02 --reason outage": ["the window cannot be backfilled"],
+    "backfill run nexrad-l2 --from 1990-01-01 --to 1990-01-01 --reason outage": ["1991-06-01"],
+    "backfill run nexrad-l2 --from 2999-01-01 --to 2999-01-01 --reason outage": ["the window cannot be backfilled"],
+    f"backfill run goes-xyz {ONE_DAY}": ["goes-xyz"],
+    f"backfill run {ONE_DAY}": ["DATASET"],
+    **{
+        f"KFM_DATASETS=nexrad-l2 backfill run hrrr {ONE_DAY}{option}": [
+            "does not follow this dataset; observed hrrr; expected one of nexrad-l2", "KFM_DATASETS"
+        ]
+        for option in ("", " --dry-run")
+    },
+    "backfill status bf-1": ["unknown backfill"],
+    "backfill status --follow": ["--follow"],
+    # TEST-NET-1 (RFC 5737): no machine has this address.
+    "console --host 192.0.2.1 --port 39873": ["observed 192.0.2.1 port"],
+    **{f"stac {command}": ["KFM_STAC_API_DSN"] for command in ("status", "check", "rebuild")},
 }  # fmt: skip
 AWAY: dict[str, list[str]] = {
     f"KFM_WAL_DSN={DOWN} wal list": ["127.0.0.1:1"],
@@ -245,17 +278,21 @@ AWAY: dict[str, list[str]] = {
 def test_bad_input_is_one_line_and_changes_nothing(
     place: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    lines = BAD_INPUT | AWAY
     if place == "a home with a ledger":
         request.getfixturevalue("ledger")
+        lines |= OF_A_LEDGER
     (tmp_path / "wrong.yaml").write_text("kind: NoddDatasetContract\n")
     (tmp_path / "broken.yaml").write_text("a: [")
+    text = (resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
+    (tmp_path / "clash.yaml").write_text(text.replace("  id: nexrad-l2", "  id: nexrad-again"))
     (tmp_path / "garbage.db").write_text("garbage\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "latin").mkdir()
     (tmp_path / "latin" / "one.yaml").write_bytes("title: Mühle\n".encode("latin-1"))
     before = state_of(tmp_path)
     faults = {}
-    for line, expected in (BAD_INPUT | AWAY).items():
+    for line, expected in lines.items():
         variables, words = words_of(line)
         with environment(variables):
             answer = call(*words)
@@ -582,13 +619,6 @@ def test_dataset_list_shows_every_contract(call: Call, contracts: ContractRegist
     ]
     table = call("dataset", "list").out
     assert all(contract.id in table for contract in contracts)
-
-
-def test_dataset_check_refuses_a_clash_with_a_built_in_contract(call: Call, tmp_path: Path) -> None:
-    text = (resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
-    clash = tmp_path / "clash.yaml"
-    clash.write_text(text.replace("  id: nexrad-l2", "  id: nexrad-again"))
-    call("dataset", "check", str(clash)).refused("observed nexrad-l2 and nexrad-again")
 
 
 def test_ctrl_c_ends_without_a_traceback(

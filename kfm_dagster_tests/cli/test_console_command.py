@@ -136,11 +136,6 @@ def labels(point: Any) -> frozenset[tuple[str, str]]:
     return frozenset((attribute.key, attribute.value.string_value) for attribute in point.attributes)
 
 
-def test_an_address_of_another_machine_is_one_line(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
-    # TEST-NET-1 (RFC 5737): no machine has this address.
-    call("console", "--host", "192.0.2.1", "--port", str(free_port())).refused("observed 192.0.2.1 port")
-
-
 def test_a_taken_port_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     with socket.create_server(("127.0.0.1", 0)) as holder:

@@ -221,21 +221,6 @@ def test_a_group_missing_in_the_pattern_is_named_with_the_fields_that_use_it(
         call("dataset", "check", str(file)).refused(f"observed groups that are not in the key pattern: {uses}; it has")
 
 
-def test_a_contract_that_cannot_be_created_is_one_line_and_writes_no_file(call: Call, tmp_path: Path) -> None:
-    for changed_options, expected in (
-        ({"DATASET": "My_Data"}, "malformed dataset id"),
-        ({"--like": "sref"}, "no such contract ships"),
-        ({"DATASET": "hrrr"}, "of that id"),
-        ({"--bucket": "My_Bucket"}, "not the name of a bucket; observed My_Bucket"),
-        ({"--topic": "NewGFSObject"}, "the topic is not an ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
-        ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),
-    ):
-        values = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "my-bucket", "--topic": TOPIC} | changed_options
-        options = [text for name, value in values.items() if name != "DATASET" for text in (name, value)]
-        call("dataset", "new", values["DATASET"], *options, "--out", "new.yaml").refused(expected)
-        assert not (tmp_path / "new.yaml").exists()
-
-
 @pytest.mark.deployment
 @pytest.mark.clause("BEY-15", "BEY-18")
 def test_the_guide_leads_from_an_empty_folder_to_an_ingested_dataset(

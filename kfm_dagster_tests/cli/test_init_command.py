@@ -223,12 +223,6 @@ def test_init_in_prod_marks_the_database_as_prod_for_every_client(
             assert own_tx(pipeline.ledger.review).required(client, Decision(actor="ada", reason="drill")) is required
 
 
-@pytest.mark.clause("SEC-07")
-def test_a_role_on_sqlite_is_refused_before_anything_is_created(outside: None, call: Call, home: Path) -> None:
-    call("init", "--role", "kfm_deployment").refused("only PostgreSQL has roles; observed sqlite")
-    assert not (home / "kfm.db").exists()
-
-
 @pytest.mark.clause("SEC-07", "BEY-10")
 def test_the_retention_role_gets_its_rights_and_works_with_its_own_dsn(
     outside: None, call: Call, empty_postgres_url: str, deployment_role: str, monkeypatch: pytest.MonkeyPatch

@@ -110,12 +110,6 @@ def test_an_unreachable_api_is_one_line_and_a_failure_of_its_follower(
     assert SECRET not in answer.err + str(place)
 
 
-def test_without_an_api_the_check_is_refused(home: Path, call: Call) -> None:
-    Pipeline.open(Settings.load()).close()
-    for command in ("status", "check", "rebuild"):
-        call("stac", command).refused("KFM_STAC_API_DSN")
-
-
 @pytest.mark.clause("OPR-10")
 def test_removed_geoparquet_files_are_rebuilt(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_GEOPARQUET", "true")

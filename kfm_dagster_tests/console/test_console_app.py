@@ -121,6 +121,7 @@ def test_the_front_page_shows_whether_anything_needs_attention(worked: Ask) -> N
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "<h1>Nothing needs attention</h1>" in page.text
     assert f'<a href="{PATH}">' in page.text
+    assert '<li class="">queue<b>not known</b>' in page.text
     assert '<a href="/units?dataset=nexrad-l2&amp;status=succeeded">2</a>' in page.text
     assert "<h1>Nothing needs attention</h1>" in worked(f"{FRONT}?format=html").text
 

@@ -333,18 +333,14 @@ def test_a_filter_is_discarded_only_as_it_was_counted(console: Console) -> None:
     assert re.search(r"eligible<b>0</b>", anna.get("/discards/dry-run", params=selection).text)
 
 
-def test_a_filter_without_failed_units_is_refused_as_a_replay(console: Console) -> None:
+def test_a_filter_without_failed_units_or_with_too_many_to_examine_is_refused_as_a_replay(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     anna = console.browser("anna")
     for query in ("", "status=succeeded", "status=quarantined", "status=failed&text=nothing-has-it"):
         assert anna.get(f"/replays/dry-run?{query}").status_code == 400
     assert anna.post("/replays", data={"status": "failed", "days": "1", **REASON}).status_code == 400
-
-
-def test_a_filter_with_too_many_units_to_examine_is_refused_as_a_replay(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
     # A dry run needs no sign-in, so its cost must be bounded.
-    anna = console.browser("anna")
     assert anna.get("/replays/dry-run?status=failed&text=KTLX").status_code == 200
     monkeypatch.setattr(decisions, "MOST_EXAMINED", 1)
     refused = anna.get("/replays/dry-run?status=failed&text=KTLX")

@@ -105,12 +105,6 @@ def test_units_are_listed_in_pages_by_the_filter_of_the_address(
     assert "<option selected>succeeded</option>" in first
 
 
-def test_the_front_page_shows_known_queue_depths(browser: TestClient) -> None:
-    page = browser.get("/").text
-    assert re.search(r'<li class="bad">dead letters<b><a href="/rejected#dead">3</a></b>', page)
-    assert re.search(r"<li class=\"\">queue<b>not known</b>", page)
-
-
 def test_the_front_page_has_the_pulse_of_each_feed_and_its_newest_items(browser: TestClient) -> None:
     page = browser.get("/").text
     assert 'aria-label="4 objects in 24 hours"' in page

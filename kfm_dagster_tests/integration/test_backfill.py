@@ -341,7 +341,7 @@ def test_backfills_take_turns(pipeline: Pipeline) -> None:
 def test_a_switched_off_dataset_waits_and_others_continue(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY, "hrrr", DATASET)
     pipeline.ledger.switches.engage("hrrr", WHY)
-    with pytest.raises(RefusedError, match="hrrr is switched off"):
+    with pytest.raises(RefusedError, match=r"hrrr is switched off.*next: kfm resume hrrr"):
         start(pipeline, DAY, DAY, DATASET, "hrrr")
     assert days(ask(pipeline)) == [(DAY.isoformat(), (DATASET,))]
     _list(pipeline, backfill, DATASET, DAY.isoformat())
