@@ -24,7 +24,7 @@ BLOCK_BYTES = 64 * 1024
 
 
 class ByteSource(Protocol):
-    """An object as bytes. `read` is a range request, with fewer bytes only at the end."""
+    """An object as bytes, by range requests."""
 
     @property
     def size(self) -> int:
@@ -32,16 +32,16 @@ class ByteSource(Protocol):
         ...
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes [start, start + length), cut at the end of the object."""
+        """Return bytes [start, start + length), fewer only if the object ends before."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
-    """An object to read. `groups` are the named groups of the key grammar.
+    """An object to read. `groups` has the texts that the named groups of the key grammar match.
 
-    `sidecar(suffix)` opens key + suffix. `closed`: a later volume has begun, so the object is its volume's last chunk.
-    `has_sidecars`: the dataset has sidecars, so that a missing one may still come.
+    `sidecar(suffix)` opens key + suffix. `closed`: the object is its volume's last chunk, because the radar has begun a
+    later volume. `has_sidecars`: the dataset has sidecars, so that a missing sidecar may still come.
     """
 
     key: str
@@ -53,7 +53,7 @@ class ReadRequest:
 
 
 class Layer(NamedTuple):
-    """A field in bytes [offset, offset + length) of the object. Texts are the format's own."""
+    """A field in bytes [offset, offset + length) of the object, in the format's own terms."""
 
     variable: str
     level: str
@@ -73,10 +73,10 @@ class Layer(NamedTuple):
 class HeaderMetadata:
     """Metadata from the headers of an object.
 
-    Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
-    (RFC 7946, 3.1.9), a Point for a station, and empty when the object states no place; an Item's bbox follows from the
-    geometry alone. `properties` are STAC properties; `native` are the format's own values, unrounded, for comparison
-    with an independent reader; `findings` are issues that do not stop the reader.
+    Datetimes are aware UTC. `geometry` is GeoJSON in WGS 84 degrees: a Polygon or MultiPolygon, split at the
+    antimeridian (RFC 7946, 3.1.9), or a station's Point. It is empty if the object states no place. The bbox of an Item
+    is computed from the geometry only. `properties` are STAC properties; `native` are the format's own values,
+    unrounded, for comparison with an independent reader; `findings` are issues that do not stop the reader.
     """
 
     start: datetime
@@ -89,7 +89,7 @@ class HeaderMetadata:
     sidecars: tuple[str, ...] = ()
     """Suffixes of the existing sidecars that match the object."""
     layers: tuple[Layer, ...] = ()
-    """All fields in order; empty if no index lists them, or if they are too many."""
+    """All fields in order; empty if no index lists them, or if there are too many."""
 
 
 class ReadError(Exception):
@@ -115,7 +115,7 @@ class Reader(Protocol):
 
 
 def table(name: str) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a CSV file beside the readers; comments on top name its source."""
+    """Yield the rows of a CSV file in this folder. Its first lines, comments, name its source."""
     text = files("kfm_dagster.readers").joinpath(name).read_text(encoding="utf-8")
     yield from csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
 
@@ -128,12 +128,12 @@ class LazyReader:
 
     @property
     def module(self) -> ModuleType:
-        """Import the reader's module; Python keeps it, so later calls cost a dictionary look-up."""
+        """Import the reader's module; after the first import, a dictionary look-up."""
         return import_module(f"kfm_dagster.readers.{self.name.replace('-', '_')}")
 
     @property
     def first_bytes(self) -> int:
-        """Bytes of an object that its first request reads: the module's FIRST_BYTES, else a block."""
+        """Length of the first request for an object: the module's FIRST_BYTES, else a block."""
         return int(getattr(self.module, "FIRST_BYTES", BLOCK_BYTES))
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:

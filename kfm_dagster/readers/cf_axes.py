@@ -1,4 +1,4 @@
-"""Axes of a grid after the CF conventions: their kinds, the edges of cells, the times.
+"""Axes of a grid by the CF conventions: their kinds, the edges of cells, the times.
 
 Belongs here: CF conventions 1.11, chapter 4 (coordinate types), for axes of longitude, latitude, projected x and y,
 height and time. Does not belong here: how a file stores them (`netcdf_header.py`), a grid's place (`cf_places.py`).
@@ -36,11 +36,11 @@ _UNEVEN = 0.002
 _ROUNDED = 1e-5
 """Rounding error, in degrees, of an axis with five decimals."""
 _DECIMALS = 9
-"""Decimals of a degree. Sums of decimal numbers have errors in further decimals."""
+"""Decimals of a degree. Sums of decimal numbers have errors in later decimals."""
 _FARTHEST = 720.0
-"""Largest longitude of an axis in degrees: twice round."""
+"""Largest longitude of an axis in degrees: two turns."""
 _FARTHEST_METRES = 1e8
-"""Largest coordinate of a projection, more than twice round the earth."""
+"""Largest coordinate of a projection in metres, more than two circumferences of the earth."""
 
 _SINCE = re.compile(
     r"(?P<unit>[A-Za-z]+) +since +(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
@@ -48,7 +48,7 @@ _SINCE = re.compile(
     r" *(?:Z|UTC|GMT|(?P<zone>[+-]\d{1,2})(?::?(?P<zone_minute>\d{2}))?)?",
     re.ASCII,
 )
-"""Units of a time axis (CF 4.4), after UDUNITS; without a zone it is UTC."""
+"""Units of a time axis (CF 4.4) in the syntax of UDUNITS; a time without a zone is in UTC."""
 _SECONDS: Mapping[str, float] = {
     **dict.fromkeys(("microseconds", "microsecond"), 1e-6),
     **dict.fromkeys(("milliseconds", "millisecond", "msecs", "msec", "ms"), 1e-3),
@@ -57,7 +57,7 @@ _SECONDS: Mapping[str, float] = {
     **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), 3600.0),
     **dict.fromkeys(("days", "day", "d"), 86_400.0),
 }
-"""Units of time; CF 4.4 advises against months and years, without a fixed length."""
+"""Units of time; months and years have no fixed length, so CF 4.4 advises against them."""
 _GREGORIAN = frozenset({"", "standard", "gregorian", "proleptic_gregorian"})
 _REFORM = datetime(1582, 10, 15, tzinfo=UTC)
 """Before this day the calendar `standard` is Julian (CF 4.4.1), which Python does not support."""
@@ -67,8 +67,8 @@ _REFORM = datetime(1582, 10, 15, tzinfo=UTC)
 class GridAxis:
     """An axis of longitude or latitude in degrees, or of a projection in metres.
 
-    The edges are the outer edges of its first and last cell, in the file's order. `step` is from cell to cell, negative
-    for descending values, None when cells differ in size.
+    `first_edge` and `last_edge` are the outer edges of the first and the last cell, in the file's order. `step` is from
+    cell to cell, negative for descending values, None when cells differ in size.
     """
 
     name: str
@@ -123,9 +123,9 @@ def time_axis(header: NetcdfHeader) -> str | None:
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     """Return the file's only axis of a kind: longitude or projected x, latitude or projected y.
 
-    Its cells end half a step from their centres. Five samples decide whether it is even: more would cost requests, and
-    no known grid is uneven between them. Raises ReadError: MISSING_GEOLOCATION without such an axis or its values,
-    INVALID_GEOMETRY unless they are ordered degrees or metres.
+    Each cell ends half a step from its centre. Five samples decide whether the axis is even: more samples would cost
+    requests, and no known grid is uneven between the five. Raises ReadError: MISSING_GEOLOCATION without such an axis
+    or its values, INVALID_GEOMETRY unless the values are ordered degrees or metres.
     """
     names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
     if len(names) != 1:
@@ -168,7 +168,7 @@ def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
-    """Return first and last time of an axis in UTC, None if they cannot be decoded."""
+    """Return first and last time of an axis in UTC; None if they cannot be decoded."""
     axis = header.axes[name]
     units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)
@@ -196,13 +196,13 @@ def _epoch(units: re.Match[str]) -> datetime:
 
 
 def _values(axis: Variable) -> dict[int, float]:
-    """Return unpacked samples (CF 8.1), 32-bit floats as their intended decimal numbers."""
+    """Return unpacked samples (CF 8.1); a 32-bit float becomes its shortest decimal number."""
     scale, offset = axis.attributes.get("scale_factor", 1), axis.attributes.get("add_offset", 0)
     if not (isinstance(scale, int | float) and isinstance(offset, int | float)):
         return {}
     values = {place: value * scale + offset for place, value in axis.samples.items()}
     if axis.data_type != "float32":
         return values
-    # Such a number prints as the shortest decimal: 89.975 is stored as 89.9749984741.
+    # NumPy prints a 32-bit float as its shortest decimal: 89.975, which is stored as 89.9749984741.
     with np.errstate(over="ignore"):
         return {place: float(str(np.float32(value))) for place, value in values.items()}

@@ -29,22 +29,23 @@ SOURCE = "place:source"
 _MOST_COORDINATES = 16
 """Maximum variables of coordinates that are read; ROMS has four pairs."""
 _SIDE_POINTS = 512
-"""Points on a side of a projected grid before it is simplified: 21 km apart on the largest grid, of sea ice."""
+"""Points on a side of a projected grid, before the outline is simplified. On the largest grid (sea ice) they are 21 km
+apart."""
 _CLOSED = 359.0
-"""Degrees of longitude from which positions go round the earth."""
+"""Degrees of longitude: positions that span as many or more count as going round the earth."""
 _EARTH = "EPSG:4326"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Footprint (empty if unknown) and projection; `plane` has the dimensions of rows, columns."""
+    """Footprint (empty if unknown) and projection; `plane` names dimensions of rows, columns."""
 
     geometry: Mapping[str, Any] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
     steps: Mapping[str, float | None] = field(default_factory=dict)
     plane: tuple[str, str] | None = None
     reference_system: str | None = None
-    """The reference system of projected axes; None for longitudes and latitudes of WGS 84."""
+    """Reference system of projected axes; None for axes of WGS 84 longitudes and latitudes."""
 
 
 def place(header: NetcdfHeader) -> Place:
@@ -65,7 +66,7 @@ def place(header: NetcdfHeader) -> Place:
 
 
 def _on_earth(x: GridAxis, y: GridAxis) -> Place:
-    """Return the place of cells; a gap of less than half a cell is closed to the whole circle.
+    """Return the place of cells; a circle counts as full if less than half a cell is missing.
 
     The transform keeps the file's longitudes, which may end at 360.
     """
@@ -98,8 +99,8 @@ def _grid(
 ) -> Place:
     """Return the place with the fields of the projection extension 2.0.0.
 
-    The transform has row 0 in the north, as GDAL presents a NetCDF grid whichever way its rows run, and is left out
-    when cells differ in size.
+    In the transform, row 0 is in the north: GDAL presents each NetCDF grid like this, whichever way its rows run. The
+    transform is left out when cells differ in size.
     """
     properties = {**names, "proj:shape": [y.length, x.length], "proj:bbox": [x.low, y.low, x.high, y.high]}
     if x.step is not None and y.step is not None and x.step > 0:
@@ -109,7 +110,7 @@ def _grid(
 
 
 def _mapping(header: NetcdfHeader, plane: tuple[str, str]) -> tuple[tuple[str, Any], ...]:
-    """Return the attributes of the grid mapping that all fields of a plane name (CF 5.6)."""
+    """Return the attributes of the one grid mapping of all fields of a plane (CF 5.6)."""
     fields = [variable for variable in header.variables.values() if variable.dimensions[-2:] == plane]
     names = {variable.text("grid_mapping").partition(":")[0].strip() for variable in fields} - {""}
     mapping = header.variables.get(*names) if len(names) == 1 else None
@@ -121,11 +122,11 @@ def _mapping(header: NetcdfHeader, plane: tuple[str, str]) -> tuple[tuple[str, A
 
 @lru_cache(maxsize=64)
 def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.Proj, str, str | None]:
-    """Return a projection, the WKT2 of its reference system, and that system's own code.
+    """Return a projection, and its reference system as WKT2 and (if the system has one) as code.
 
-    `mapping` is a code or a grid mapping, whose text (`crs_wkt`, GDAL's `spatial_ref`) has priority over its
-    parameters, because sea ice's are wrong: `straight_vertical_longitude_from_pole` is 180 degrees off. Raises
-    ReadError(MISSING_GEOLOCATION) if it is not a projection in metres.
+    `mapping` is a code or a grid mapping. A grid mapping's text (`crs_wkt`, GDAL's `spatial_ref`) has priority over its
+    parameters, because those of sea-ice files are wrong: `straight_vertical_longitude_from_pole` is 180 degrees off.
+    Raises ReadError(MISSING_GEOLOCATION) if a grid mapping is not a projection in metres.
     """
     try:
         if isinstance(mapping, str):
@@ -145,7 +146,7 @@ def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.Proj, str, 
 
 
 def _positions(header: NetcdfHeader) -> tuple[Array, Array] | None:
-    """Return all positions of coordinate variables within the bounds, the longest first."""
+    """Return the valid positions of the longest coordinate variables; None without positions."""
     pairs = sorted(_pairs(header), key=lambda pair: -math.prod(header.dimensions[name] for name in pair[2]))
     known: list[tuple[Array, Array]] = []
     for x, y, _ in pairs[: _MOST_COORDINATES // 2]:
@@ -169,7 +170,7 @@ def _pairs(header: NetcdfHeader) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def _unpacked(header: NetcdfHeader, name: str) -> Array | None:
-    """Return unpacked values (CF 8.1), missing ones (CF 2.5.1) as NaN; None for too many."""
+    """Return unpacked values (CF 8.1), NaN if missing (CF 2.5.1); None if there are too many."""
     variable, values = header.variables[name], header.values(name)
     if values is None:
         return None
@@ -181,7 +182,7 @@ def _unpacked(header: NetcdfHeader, name: str) -> Array | None:
 
 
 def _around(longitudes: Array, latitudes: Array) -> Mapping[str, Any]:
-    """Return the smallest box round positions, or the ends of a line of positions."""
+    """Return the smallest box round positions; without area, its two ends, or a point."""
     turned = np.sort(longitudes % 360.0)
     gaps = np.diff(turned, append=turned[0] + 360.0)
     widest = int(gaps.argmax())
@@ -203,7 +204,7 @@ def _box(west: float, span: float, south: float, north: float) -> Mapping[str, A
 
 
 def _stated(attributes: Mapping[str, AttributeValue]) -> Mapping[str, Any] | None:
-    """Return the box of ACDD 1.3's attributes; None unless all four are numbers of a box."""
+    """Return the box that ACDD 1.3's attributes state; None unless all four are valid numbers."""
     names = ("geospatial_lon_min", "geospatial_lon_max", "geospatial_lat_min", "geospatial_lat_max")
     sides = [value for name in names if isinstance(value := attributes.get(name), int | float) and abs(value) <= 360]
     if len(sides) < len(names):

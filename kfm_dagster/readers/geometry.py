@@ -1,4 +1,4 @@
-"""GeoJSON of a ring of positions, or a disc: wound right-hand, split at the antimeridian.
+"""GeoJSON of a ring of positions, or of a disc: wound right-hand, split at the antimeridian.
 
 Belongs here: RFC 7946 form (3.1.6, 3.1.9 and 5), borders of grids with their thinning, poles. Does not belong here:
 the source of a ring, a centre or the points of a grid (`geostationary.py`, `grib2_grids.py`, and other readers). A
@@ -26,9 +26,9 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 _LONGEST_SIDE = 45.0
-"""Maximum degrees of longitude between positions on a parallel, because on a sphere their line leaves the parallel."""
+"""Maximum degrees of longitude between positions on a parallel: on a sphere a line between them leaves the parallel."""
 _DECIMALS = 9
-"""Decimals of a degree, a tenth of a millimetre. A side on the antimeridian must not cross it by a rounding error."""
+"""Decimals of a degree (a tenth of a millimetre): no rounding error may move a side from the antimeridian across it."""
 DISC_POINTS = 36
 """Points on the rim of a disc, a multiple of four."""
 _WGS84 = Geod(ellps="WGS84")
@@ -38,8 +38,8 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     """Return a GeoJSON Polygon, or MultiPolygon when the ring crosses the antimeridian.
 
     RFC 7946, 3.1.6 and 3.1.9. `ring` has (longitude, latitude) in degrees, closed or not, wound either way; longitudes
-    are continuous and leave [-180, 180] beyond the antimeridian, at most once round. Coordinates are nested tuples.
-    Raises ReadError(INVALID_GEOMETRY) when the ring crosses itself or has no area.
+    are continuous, so beyond the antimeridian they leave [-180, 180], by at most 360 degrees. Coordinates are nested
+    tuples. Raises ReadError(INVALID_GEOMETRY) when the ring crosses itself or has no area.
     """
     polygon = Polygon([(round(longitude, _DECIMALS), round(latitude, _DECIMALS)) for longitude, latitude in ring])
     if not polygon.is_valid or polygon.area <= 0:
@@ -60,25 +60,26 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
 def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any]:
     """Return a GeoJSON disc: DISC_POINTS on its rim, at `radius_m` metres along the ellipsoid.
 
-    Four of the points are the northernmost, westernmost, southernmost and easternmost, so that the bounds of points
-    and disc are equal. Degrees of WGS 84; the disc must hold no pole. Cached, because a network has 200
-    radars with a few ranges, and a day has 40,000 volumes.
+    Four of the points are the northernmost, westernmost, southernmost and easternmost, so the points have the bounds
+    of the disc. Degrees of WGS 84; the disc must not contain a pole. Cached, because a network has 200 radars with a
+    few ranges, and a day has 40,000 volumes.
     """
     azimuths = _azimuths(latitude, radius_m)
     around = np.full(DISC_POINTS, 1.0)
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * radius_m)
     rim = Polygon(zip(longitudes, latitudes, strict=True))
-    # The rim is counter-clockwise already, so that only a disc over the antimeridian needs antimeridian's 3 ms.
+    # The rim is counter-clockwise already, so only a disc over the antimeridian needs `fix_polygon`, which takes 3 ms.
     crosses = np.ptp(longitudes) > 180.0
     geojson: Mapping[str, Any] = mapping(antimeridian.fix_polygon(rim) if crosses else rim)
     return geojson
 
 
 def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
-    """Return a rim's azimuths, counter-clockwise from the north, as many in each quarter.
+    """Return a rim's azimuths, counter-clockwise from the north, the same number per quarter.
 
-    The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
-    centre has the cosine tan(radius) tan(latitude). The rim is flat there, so the ellipsoid changes nothing visible.
+    The line to the easternmost point meets that point's meridian at a right angle. So on a sphere the cosine of the
+    line's azimuth at the centre is tan(radius) tan(latitude). The ellipsoid changes nothing visible, because at that
+    point the rim follows the meridian.
     """
     eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
     turns = [360.0, 360.0 - eastern, 180.0, eastern, 0.0]
@@ -88,19 +89,19 @@ def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def rectangle(west: float, south: float, east: float, north: float) -> Mapping[str, Any]:
-    """Return the GeoJSON between two meridians and two parallels, as `polygon_from_ring`.
+    """Return the GeoJSON between two meridians and two parallels, as `polygon_from_ring` does.
 
-    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached, because
-    instruments see the same place for years. Raises ReadError(INVALID_GEOMETRY) when they enclose nothing or are
-    impossible.
+    A rectangle over the antimeridian has `east` above 180, `west` below -180, or `east` below `west`. Cached, because
+    instruments see the same place for years. Raises ReadError(INVALID_GEOMETRY) when the values are impossible or
+    enclose no area.
     """
     span = east - west + (360 if east < west else 0)
     if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
         message = f"west {west}, south {south}, east {east}, north {north} enclose no part of the Earth"
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, message)
     if round(span, _DECIMALS) == 360:
-        # A full circle that begins elsewhere would be cut at the antimeridian into two parts with a common side, at its
-        # beginning. A MultiPolygon of such parts is invalid.
+        # A full circle that begins elsewhere would be cut at the antimeridian into two parts. They would share the side
+        # at which the circle begins, and a MultiPolygon of parts with a common side is invalid.
         west = -180.0
     steps = math.ceil(span / _LONGEST_SIDE)
     along = [west + span * step / steps for step in range(steps + 1)]
@@ -119,7 +120,7 @@ _STRAY = 0.005
 """Degrees by which a simplified outline may stray from the grid's outline."""
 
 _ROUNDED = 1e-3
-"""Tolerance, as a share of a step: after a thousand steps, the error of corners rounded to microdegrees."""
+"""Tolerance as a share of a step, for corners that are rounded to microdegrees, on a grid of a thousand steps."""
 
 Array = npt.NDArray[np.float64]
 
@@ -133,7 +134,7 @@ def border(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
-    """Return border points to keep: corners, SIDE_SEGMENTS a side, extremes (for the bbox)."""
+    """Return numbers of border points to keep: corners, SIDE_SEGMENTS a side, extremes (bbox)."""
     sides = [0, ni - 1, ni + nj - 2, 2 * ni + nj - 3, 2 * (ni + nj - 2)]
     along = [np.linspace(start, stop, SIDE_SEGMENTS, endpoint=False) for start, stop in pairwise(sides)]
     extremes = [values.argmin() for values in (longitudes, latitudes)] + [
@@ -143,15 +144,15 @@ def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArra
 
 
 def followed(longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
-    """Return border points to keep by the Douglas-Peucker algorithm, with tolerance _STRAY."""
-    # The line's third coordinate carries each point's number.
+    """Return numbers of border points that the Douglas-Peucker algorithm keeps within _STRAY."""
+    # The third coordinate of a point is its number.
     line = LineString(np.column_stack([longitudes, latitudes, np.arange(len(longitudes))]))
     kept: Array = get_coordinates(line.simplify(_STRAY, preserve_topology=False), include_z=True)
     return kept[:, 2].astype(np.int64)
 
 
 def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
-    """Return a box with west in [-180, 180), and east beyond 180 over the antimeridian."""
+    """Return a border's box: west in [-180, 180), east above 180 over the antimeridian."""
     south, north = float(latitudes.min()), float(latitudes.max())
     if pole is not None:
         return -180.0, min(south, pole), 180.0, max(north, pole)
@@ -161,12 +162,12 @@ def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
 
 
 def wrap(longitude: float) -> float:
-    """Return a longitude in [-180, 180); within the range its digits are unchanged."""
+    """Return a longitude in [-180, 180); a longitude in this range keeps all its digits."""
     return longitude if -180.0 <= longitude < 180.0 else (longitude + 180.0) % 360.0 - 180.0
 
 
 def first_column(west: float, dx: float) -> float:
-    """Return the longitude in [-180, 180) of GDAL's first column of a grid round the earth."""
+    """Return the longitude in [-180, 180) of the first column that GDAL shows of a global grid."""
     # Columns at or beyond 180 degrees east are moved by a turn (GRIB_ADJUST_LONGITUDE_RANGE of GDAL's GRIB driver).
     before = math.ceil((180.0 - west) / dx - _ROUNDED)
     return west + before * dx - 360.0
@@ -183,8 +184,8 @@ def outline(
 ) -> tuple[Mapping[str, Any], Box]:
     """Return the outline of a grid by the points of its border, and its box.
 
-    The border runs counterclockwise, with `ni` and `nj` points a side. The grid can go round `poles`. `curved` keeps
-    all points that a side of few segments would miss.
+    The border runs counterclockwise, with `ni` and `nj` points a side. `poles` are the poles that the projection can
+    show. `curved` also keeps the points from which straight segments would stray. Raises ReadError(INVALID_GEOMETRY).
     """
     longitudes = np.unwrap(longitudes, period=360.0)
     turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0

@@ -1,7 +1,7 @@
 """The ABI fixed grid: scan angles to the ground, outlines of images, the reference system.
 
 Belongs here: geometry of a geostationary imager that sweeps in x. Does not belong here: how a file states the geometry,
-and the projection's formulas, for which PROJ is used.
+and the projection's formulas (PROJ has them).
 
 Source: GOES-R Product Definition and Users' Guide (PUG), volume 3, section 5.1.2.8. Scan angles in radians, x to the
 east and y to the north of the sub-satellite point; lengths in metres; longitudes and latitudes in degrees, geodetic.
@@ -46,10 +46,10 @@ image's centre, None if the centre is space."""
 
 @lru_cache(maxsize=1024)
 def footprint(grid: FixedGrid, image: Box) -> Footprint | None:
-    """Return an image's footprint; None without the Earth. Raises ReadError(INVALID_GEOMETRY).
+    """Return an image's footprint, None without Earth in it. Raises ReadError(INVALID_GEOMETRY).
 
-    `image` has the outer edges in scan angles: its pixels' edges, not their centres. Cached, because the full disk and
-    CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
+    `image` has the scan angles of its outer edges, half a pixel beyond the outermost centres. Cached, because the full
+    disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
     """
     x, y = _visible_outline(grid, image)
     if len(x) < 3:
@@ -75,7 +75,7 @@ def navigate(grid: FixedGrid, x: Angles, y: Angles) -> tuple[Angles, Angles]:
 
 
 def _visible_outline(grid: FixedGrid, image: Box) -> tuple[Angles, Angles]:
-    """Return scan angles of the common outline of image and Earth."""
+    """Return scan angles of the outline of the image's part that shows the Earth."""
     west, south, east, north = image
     x, y = geometry.border(*(np.linspace(*ends, POINTS_PER_SIDE + 1) for ends in ((west, east), (south, north))))
     visible = np.isfinite(navigate(grid, x, y)[0])
@@ -112,7 +112,7 @@ def _limb_crossings(grid: FixedGrid, x: Angles, y: Angles, seen: npt.NDArray[np.
 def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
     """Return scan angles of the Earth's edge, just inside it.
 
-    Lines from (H, 0, 0) touch the ellipsoid where its polar plane x = a^2/H cuts it.
+    Lines from (H, 0, 0) touch the ellipsoid where the polar plane of that point, x = a^2/H, cuts the ellipsoid.
     """
     distance = grid.perspective_point_height + grid.semi_major_axis
     radius = math.sqrt(1 - (grid.semi_major_axis / distance) ** 2)
@@ -120,7 +120,7 @@ def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
     s_x = distance - grid.semi_major_axis**2 / distance
     s_y = -grid.semi_major_axis * radius * np.cos(turn)
     s_z = grid.semi_minor_axis * radius * np.sin(turn)
-    # PUG 5.1.2.8.2; rounding must not put a tangent outside, where it has no ground point.
+    # PUG 5.1.2.8.2. A tangent that rounding moves outside the limb would have no ground point.
     inward = 1 - 1e-9
     return np.arcsin(-s_y / np.sqrt(s_x**2 + s_y**2 + s_z**2)) * inward, np.arctan(s_z / s_x) * inward
 

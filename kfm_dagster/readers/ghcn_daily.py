@@ -23,7 +23,8 @@ from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 4 * 1024 * 1024
-"""Maximum size of CSV read to its end: a station's 250 years of 10 elements have 3 MB, the world's year 170 MB."""
+"""Maximum size of CSV that is read to its end. 250 years of 10 elements of a station have 3 MB, a year of the world has
+170 MB."""
 MAX_TEXT_BYTES = 32 * 1024 * 1024
 """Maximum unpacked bytes. Real objects unpack to 8 times their size."""
 MAX_LINE_BYTES = 1024
@@ -53,7 +54,7 @@ _FLAGS = {
     "X": "failed bounds check",
     "Z": "flagged as a result of an official investigation",
 }
-"""Meanings of quality flags; a value that failed no check has none."""
+"""Meanings of quality flags; a value that failed no check has no flag."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +65,7 @@ class _Rows:
     """Whether the first line names the columns; None before it was read."""
     count: int = 0
     odd: int = 0
-    """Rows with another number of columns, or without a day."""
+    """Rows that do not have the number of columns of COLUMNS, or have no day."""
     first: bytes = b"9" * 8
     last: bytes = b""
     stations: set[bytes] = field(default_factory=set)
@@ -185,6 +186,6 @@ def _elements() -> Sequence[tuple[str, Mapping[str, Any]]]:
 
 
 def _described(element: str) -> Mapping[str, Any]:
-    """Return description, unit and scale of an element; scale 1 if the documentation lacks it."""
+    """Return description, unit and scale of an element; scale 1 for an undocumented element."""
     known = (described for pattern, described in _elements() if fnmatchcase(element, pattern))
     return next(known, {"ghcn:scale": 1.0})

@@ -5,7 +5,8 @@ not belong here: the values. Rows without the header's number of columns, or wit
 object larger than MAX_OBJECT_BYTES the two ends are read (`text_lines.py`), with a finding.
 
 Source: NOAA NCEI, Global Historical Climatology Network hourly (GHCNh), documentation, "Format of the data" and the
-tables of codes; headers since version 1.1 name `STATION`, `DATE` and `LATITUDE` instead of `Station_ID` and the others.
+tables of codes. Headers since version 1.1 have `STATION`, `DATE` and `LATITUDE`; older ones have `Station_ID`, `Year`
+to `Minute`, and `Latitude`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
-"""Maximum size of an object read to its end: a station's year has up to 9,000 rows of 700 bytes, its archive 50 times
-as much."""
+"""Maximum size of an object that is read to its end. A year of a station has up to 9,000 rows of 700 bytes, the archive
+of a station has 50 times as much."""
 MAX_LINE_BYTES = 64 * 1024
-"""Maximum bytes of a line: a header of 329 columns has 9,400, a row with all values and remarks less."""
+"""Maximum bytes of a line: a header of 329 columns has 9,400, and a row with all values and remarks has fewer."""
 MAX_COLUMNS = 1000
 MAX_PLACES = 1000
-"""Maximum places of a station: a fixed one has a few."""
+"""Maximum places of a station: a fixed station has a few."""
 
 _DELIMITER = b"|"
 _STAMP = 12
@@ -37,7 +38,8 @@ _IDENTITY = {
     "station_name": "name",
     **{name: name for name in (*_TIME, "station", "date", "latitude", "longitude", "elevation")},
 }
-"""Columns of a row's identity by their names in lower case; each variable follows with its attributes."""
+"""Columns that identify a row, by their names in lower case. After them, each variable has its own column, followed by
+columns of its attributes."""
 _QUALITY = "_Quality_Code"
 _ATTRIBUTES = ("_Measurement_Code", _QUALITY, "_Report_Type", "_Source_Code", "_Source_Station_ID")
 """Endings of the names of a variable's attributes."""
@@ -83,7 +85,7 @@ class _Rows:
     """Summary of an object's rows."""
 
     station: bytes
-    """Station that the key names; every row must be of it."""
+    """Station that the key names; every row must be of this station."""
     columns: Sequence[str] = ()
     identity: Mapping[str, int] = field(default_factory=dict)
     """Positions of the identity's columns."""
@@ -92,7 +94,7 @@ class _Rows:
     """Positions of the columns of quality codes."""
     count: int = 0
     odd: int = 0
-    """Rows with another number of columns, or without a time."""
+    """Rows that do not have the header's number of columns, or have no time."""
     first: bytes = b"9" * _STAMP
     last: bytes = b""
     name: bytes = b""
@@ -111,7 +113,7 @@ class _Rows:
             row = line.removesuffix(b"\r").split(_DELIMITER)
             self.count += 1
             stamp = self._stamp(row) if len(row) == len(self.columns) else b""
-            # A time between two times of the object is not checked, because it decides nothing.
+            # A time between `first` and `last` is not checked, because it changes neither.
             if not stamp or not (self.first <= stamp <= self.last or is_time(stamp)):
                 self.odd += 1
                 continue
@@ -148,7 +150,7 @@ class _Rows:
         self.quality = [at for at, name in enumerate(columns) if name.endswith(_QUALITY)]
 
     def _stamp(self, row: Sequence[bytes]) -> bytes:
-        """Return a row's time; empty when it has none."""
+        """Return a row's time; empty if the row has no time."""
         if (date := self.identity.get("date")) is not None:
             stamp = row[date].translate(None, b"-T: ")[:_STAMP]
         else:
@@ -177,11 +179,11 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     if text.rest:
         rows.take([text.rest])
     first, last = span(rows.first, rows.last, year=request.groups.get("year"))
-    # In the order of their last rows.
+    # In the order of their latest times.
     places = [_numbers(place) for place in sorted(rows.places, key=rows.places.__getitem__)]
     positions = [(latitude, longitude) for latitude, longitude, _ in places if latitude is not None is not longitude]
     columns = len(rows.columns)
-    cut = "the last row has no end of a line, so the object may be cut" if text.rest else ""
+    cut = "the last row does not end with a newline, so the object may be cut" if text.rest else ""
     odd = (
         f"{rows.odd} of {rows.count} rows do not have the header's {columns} columns, or have no time"
         if rows.odd
@@ -232,7 +234,7 @@ def _variables(rows: _Rows) -> dict[str, dict[str, Any]]:
 
 
 def _numbers(place: Sequence[bytes]) -> tuple[float | None, float | None, float | None]:
-    """Return latitude, longitude and elevation of a row; None where it has none."""
+    """Return latitude, longitude and elevation of a row; None for a missing or invalid value."""
     latitude, longitude, elevation = (_number(text) for text in place)
     return (
         latitude if latitude is not None and abs(latitude) <= 90 else None,

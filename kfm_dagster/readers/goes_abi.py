@@ -1,4 +1,4 @@
-"""Reader of GOES-R ABI radiances (L1b Rad) and every L2 product: NetCDF-4 headers, no pixel.
+"""Reader of GOES-R ABI radiances (L1b Rad) and all L2 products: NetCDF-4 headers, no pixels.
 
 Belongs here: the attributes and variables to read, their meaning, and their agreement with the key. Does not belong
 here: headers that all instruments share (`goes_granule.py`), the fixed grid (`geostationary.py`), HDF5 (`hdf5.py`).
@@ -49,9 +49,9 @@ GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
 def _header(root: Hdf5Group) -> dict[str, Any]:
     """Return header values of any ABI product, unrounded, under the file's own names.
 
-    On the fixed grid, `dims` has the lengths of the axes, `x_first_last` and `y_first_last` their ends (radians,
+    On the fixed grid, `dims` has the lengths of the axes, `x_first_last` and `y_first_last` have their ends (radians,
     decoded), and `images` has the stored type and the attributes of each image by its name. Absent values are left out;
-    bands are lists. Raises ReadError(MISSING_GEOLOCATION) without a variable of GRID or LAT_LON.
+    values of bands are lists. Raises ReadError(MISSING_GEOLOCATION) if neither variable, GRID nor LAT_LON, exists.
     """
     native: dict[str, Any] = {}
     extent, projection = _required(root, "geospatial_lat_lon_extent"), root.dataset(GRID)
@@ -102,8 +102,8 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
 def _images(root: Hdf5Group, shape: tuple[int, int]) -> dict[str, Hdf5Dataset]:
     """Return the variables with a value for each pixel.
 
-    Radiances and imagery are requested by name, which reads no other header. For any other product the headers of all
-    variables are read, because the images' names depend on product and version.
+    Radiances and imagery are requested by name, so that no other header is read. For any other product the headers of
+    all variables are read, because the images' names depend on product and version.
     """
     names = next((names for names in _IMAGES if root.dataset(names[0]) is not None), ())
     candidates = {name: image for name in names if (image := root.dataset(name)) is not None}
@@ -136,7 +136,7 @@ def _band_numbers(root: Hdf5Group) -> dict[str, list[float]]:
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 _ALL_BANDS = "ABI-L2-MCMIP"
-"""Product with every band; other products have the band of the channel in their key, if any."""
+"""Product with all bands. The key of another product has its band, if the product is of one band."""
 
 _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "swir22", 14: "lwir11", 15: "lwir12"}
 """STAC common band names (EO extension 2.0.0), for bands that fit them (Schmit et al. 2017, BAMS 98, table 1)."""
@@ -146,10 +146,10 @@ _LARGEST_ANGLE = 0.2
 _SHORTEST, _LONGEST = 0.4, 14.0
 """Bounds of a band's centre in micrometres: the ABI's are 0.47 to 13.3 (goes-r.gov/spacesegment/abi.html)."""
 _ANGLE_DECIMALS = 7
-"""Edges of images are multiples of 1 microradian; as 32-bit floats they have errors below 2e-8."""
+"""Decimals of a radian. Edges of images are multiples of 1 microradian, with errors below 2e-8 as 32-bit floats."""
 _LIMB_CURVATURE = 0.153
-"""Semi-major axis divided by the distance from the perspective point to the limb. A point on the ground that is an
-angle a inside the limb has a scan angle that is smaller than the limb's by this value times a * a / 2."""
+"""Semi-major axis divided by the distance from the perspective point to the limb. If a point on the ground is inside
+the limb by an angle a at the Earth's centre, its scan angle is below the limb's by this value times a * a / 2."""
 _DESCRIBED_BY = {"description": "long_name", "unit": "units"}
 """Fields of a Variable Object, and the attribute that each is read from."""
 _EXTENT_DECIMALS = 6
@@ -218,7 +218,7 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
 
 
 def _in_degrees(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], _Findings]:
-    """Return outline, properties and findings of a product in degrees, all by its stated extent."""
+    """Return outline, properties and findings of a product in degrees, from its stated extent."""
     stated = _extent(native)
     if stated is None:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "the file states no extent")
@@ -241,15 +241,15 @@ def _rounded(extent: Box) -> list[float]:
 def _extent_tolerance(pixel: float) -> float:
     """Return the tolerance of a stated extent in degrees; `pixel` is in radians.
 
-    The file states the extent of the pixels' centres, the grid gives that of their edges. The tolerance is the angle on
-    the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second order): 1.6
-    degrees at 2 km, 3.5 at 10 km.
+    The file states the extent of the pixels' centres; the grid gives the extent of their edges. The tolerance is the
+    angle on the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second
+    order): 1.6 degrees for pixels of 2 km, 3.5 for pixels of 10 km.
     """
     return max(2.0, 1.1 * math.degrees(math.sqrt(2 * pixel / _LIMB_CURVATURE)))
 
 
 def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
-    """Return Earth's geostationary projection, swept in x, over the equator. Raises ReadError."""
+    """Return the geostationary projection (over the equator, sweep in x). Raises ReadError."""
     height, major, minor = (
         projection.get(name, math.nan) for name in ("perspective_point_height", "semi_major_axis", "semi_minor_axis")
     )

@@ -3,8 +3,8 @@
 Belongs here: the headers' meaning, and their agreement with each other and the key. Does not belong here: the common
 headers of all instruments (`goes_granule.py`), how HDF5 stores them (`hdf5.py`).
 
-A file covers 20 seconds, also across midnight, and may hold no flash. Its footprint is the detector's field of view,
-independent of the detections. Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 5 (L2+,
+A file covers 20 seconds, which may contain midnight, and may have no flash. Its footprint is the detector's field of
+view, independent of the detections. Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 5 (L2+,
 416-R-PUG-L2 Plus-0349), Lightning Detection: Events, Groups and Flashes.
 """
 
@@ -37,10 +37,10 @@ _DIMENSIONS = {
     "number_of_time_bounds": _TIMES, "number_of_field_of_view_bounds": _LATITUDES,
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
-"""Dimensions, each with a variable of its length, because the file's scales of unlimited dimensions have length 0."""
+"""Dimensions, each with a variable that has its length: the file's scales of unlimited dimensions have length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Files have times of frames since October 2018, when the unit of times became the second."""
+"""Variable of files since October 2018: these have times of frames, and all their times are in seconds."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
 """Quantities in several units, with the variable that states the unit: milliseconds or seconds, km2 or m2."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
@@ -72,8 +72,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "flash_energy": ("J", "flash radiant energy"),
     "flash_quality_flag": ("1", "flash data quality flags"),
 }
-"""Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. These
-variables are not read, because each takes a millisecond: 20 would treble the CPU time of a file."""
+"""Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. They are
+not read from the file, because a variable takes a millisecond: 20 of them would treble the CPU time of a file."""
 _LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
@@ -111,8 +111,8 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
 def _header(root: Hdf5Group) -> dict[str, Any]:
     """Return header values, unrounded, under the file's own names, without absent values.
 
-    `dims` has the length of each dimension, and so the numbers of events, groups and flashes in the file, which may be
-    smaller than event_count, group_count and flash_count.
+    `dims` has the length of each dimension. The numbers of events, groups and flashes in the file are among them, and
+    may be smaller than event_count, group_count and flash_count.
     """
     native = goes_granule.variables(root, _VARIABLES)
     lengths = {name: _length(root, variable) for name, variable in _DIMENSIONS.items()}
@@ -158,13 +158,13 @@ def _cube(native: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _detector(native: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return longest times within group and flash, wavelength and width, subsatellite point."""
+    """Return time thresholds of groups and flashes, wavelength and width, subsatellite point."""
     shortest, longest = native.get("lightning_wavelength_bounds", (math.nan, math.nan))
     return {
         # Seconds.
         "glm:group-time-threshold": _within(0, native.get("group_time_threshold", math.nan), 60),
         "glm:flash-time-threshold": _within(0, native.get("flash_time_threshold", math.nan), 60),
-        # Micrometres; files have nanometres, and the width at half the maximum as its two bounds.
+        # Micrometres. Files have nanometres, and two bounds instead of the width at half the maximum.
         "eo:center_wavelength": _within(0.1, native.get("lightning_wavelength", math.nan) / 1000, 10),
         "eo:full_width_half_max": _within(1e-5, (longest - shortest) / 1000, 1),
         "goes:subsatellite-latitude": _within(-90, native.get("nominal_satellite_subpoint_lat", math.nan), 90),
@@ -173,7 +173,7 @@ def _detector(native: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _within(lowest: float, value: float, highest: float) -> float | None:
-    """Round a 32-bit number to its digits; None for a fill value or an impossible value."""
+    """Round a 32-bit number to 5 decimals; None for a fill value or an impossible value."""
     return round(value, 5) if lowest <= value <= highest else None
 
 
@@ -183,9 +183,9 @@ def _length(root: Hdf5Group, name: str) -> int | None:
 
 
 def _check_times(native: Mapping[str, Any], start: datetime, end: datetime) -> None:
-    """Compare the file's two times, attributes and seconds since J2000. Raises ReadError."""
+    """Compare the times in attributes with those in seconds since J2000. Raises ReadError."""
     for name, seconds, moment in zip(("start", "end"), native.get(_TIMES, ()), (start, end), strict=False):
-        # Compares seconds, as the number may be NaN.
+        # Compares seconds, because the number may be NaN, of which no time can be made.
         if not abs(seconds - (moment - _J2000).total_seconds()) <= goes_granule.TIME_TOLERANCE / timedelta(seconds=1):
             message = f"{_TIMES} is {seconds} s since {_J2000.isoformat()}, time_coverage_{name} {moment.isoformat()}"
             raise ReadError(MetadataIssue.TIME_MISMATCH, message)

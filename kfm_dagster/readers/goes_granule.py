@@ -42,7 +42,7 @@ def numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """Return the `count` elements of a variable; none when it is absent or was never written."""
+    """Return the first `count` elements of a variable, without those that were never written."""
     variable = root.dataset(name)
     if variable is None:
         return []
@@ -72,7 +72,7 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime:
     except (ValueError, OverflowError):
         aware = None
     if aware is None:
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, no RFC 3339 time")
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{name} is {text!r}, not an RFC 3339 time")
     return aware
 
 
@@ -93,7 +93,7 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
                 MetadataIssue.TIME_MISMATCH,
                 f"time_coverage_{name} is {moment.isoformat()}, the key has {groups[name]}",
             )
-    # The creation stamp is left out, because a copy with the name of a re-issue is still the same granule.
+    # Names are compared without the creation stamp: the key may have the stamp of another issue of the same granule.
     name = request.key.rpartition("/")[2].rpartition("_c")[0]
     expect("dataset_name", attributes.get("dataset_name", "").rpartition("_c")[0], name)
 
@@ -110,7 +110,7 @@ def _stamp(text: str) -> datetime:
 
 
 def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: str) -> dict[str, Any]:
-    """Return the common properties, None if not stated; `native` has `attrs` and L0_ERRORS."""
+    """Return the common properties, None for unstated ones; `native` has `attrs` and L0_ERRORS."""
     attributes = native["attrs"]
     platform = attributes["platform_ID"]
     return {
@@ -130,7 +130,7 @@ def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: s
 
 
 def fraction(value: float) -> float | None:
-    """Return a share in [0, 1], the range of PUG's `percent` variables, and None for others."""
+    """Return a share in [0, 1], the range of PUG's `percent` variables; None for other values."""
     return value if 0 <= value <= 1 else None
 
 

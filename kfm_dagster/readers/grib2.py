@@ -4,19 +4,20 @@ Belongs here: `read_grib2`, and the agreement of key, sidecar and messages. Does
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`), names (`grib2_properties.py`).
 
 An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message.
-The object is whole only if this message has its stated length and ends with an end mark. Both are checked,
-because packed data may contain `7777` where an object was cut, and an object may have its full size before its last
-bytes. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for its end.
+The object is whole only if the last message has its stated length and ends with an end mark. Both are checked: an
+object may be cut where packed data contain `7777`, and may have its full size before its last bytes are written. A last
+message over LAST_MESSAGE_BYTES costs two requests: for its start and for its end.
 
-Without an index, an object of any size is walked from message to message, with a request for each, or two when a bit
-map is long. If the dataset has no indexes, the fields have the names that wgrib2 would give them (`grib2_names.py`).
-After WALK_MESSAGES messages only the object's end is checked, and a finding says so; no field is named.
+Without an index, an object of any size is walked from message to message, with one request for a message, or two if its
+bit map is long. If the dataset has no indexes, the fields have the names that wgrib2 would give them
+(`grib2_names.py`). If there are more than WALK_MESSAGES messages, only the object's end is checked, a finding states
+this, and no field is named.
 
 The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
-with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid
-within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it). MRMS's messages state
-one instant for an accumulation. The key states the window that ends at this instant: `hours` and `minutes` are its
-length, `since` is the hour of the day at which it begins.
+with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid at
+its lead, where accumulations end, too; with sub-hourly steps, they are valid within the hour before the lead. MRMS's
+messages state one instant for an accumulation. The key states the window that ends at this instant: `hours` and
+`minutes` are its length, `since` is the hour of the day at which it begins.
 
 An object's time is the time of its fields, with an index and without; the run is a property.
 """
@@ -63,14 +64,14 @@ from kfm_dagster.readers.grib_index import (
 INDEX_SUFFIX = ".idx"
 
 FIRST_BYTES = REQUEST_BYTES
-"""Bytes of an object that its first request reads."""
+"""Length of the first request for an object."""
 LAST_MESSAGE_BYTES = 2 * 1024 * 1024
 """A last message up to this size is requested whole. Last messages of HRRR, GFS and NBM have 0.03 to 1.8 MB; their
 transfer takes about as long as the request that is saved: S3 gives 85 to 90 MB/s a connection, and answers within tens
 of milliseconds (AWS, "Performance guidelines for Amazon S3")."""
 WALK_MESSAGES = 256
 """Maximum messages walked without an index, at tens of milliseconds each; every field of a message counts. HRRR surface
-files have 173; files of pressure and native levels have 700 to 1,200, and always get an index."""
+files have 173; files of pressure and native levels have 700 to 1,200, and always have an index."""
 MAX_VARIABLES = 200
 """Maximum names in `grib:variables`; real indexes have up to 97 (HRRR)."""
 
@@ -163,7 +164,7 @@ def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime
 
 
 def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
-    """Return the times of all fields and of the first message; if none is known, the key's lead."""
+    """Return the times of all fields and the first message; if none is known, that of the lead."""
     spans = {*of_fields, *filter(None, [first.span])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:
@@ -198,7 +199,7 @@ def _check_run(first: GribMessage, groups: Mapping[str, str], findings: Findings
     digits = groups["date"] + clock
     reference = f"{first.reference:%Y%m%d%H%M%S}"
     if not digits or reference != digits.ljust(14, "0"):
-        text = f"the key is of the run {digits}, the first message of {reference}"
+        text = f"the key is of the run {digits}, the first message is of {reference}"
         findings.append((MetadataIssue.TIME_MISMATCH, text))
 
 
@@ -267,7 +268,7 @@ def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
 
 
 def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:
-    """Yield contradictions of index and first message; none when the index may match."""
+    """Yield contradictions between index and first message; none if the index may match."""
     head, last = entries[0], entries[-1]
     for fault in (order_fault(entries), reference_fault(entries, first.reference)):
         if fault is not None:
@@ -278,7 +279,7 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
         yield f"the index has a message at byte {last.offset}, the object ends at {window.size}"
     following = next((entry.offset for entry in entries if entry.message != head.message), window.size)
     if not 0 <= following - first.end <= SEARCH_BYTES:
-        yield f"the first message ends at byte {first.end}, the index goes on at {following}"
+        yield f"the first message ends at byte {first.end}, the index has the next at {following}"
     stated, step = step_end(head.step), first.product.step
     if stated is not None and step is not None and stated != step:
         yield f"the index has {head.step!r} for the first message, which is valid at {duration(step)}"
@@ -291,7 +292,8 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
 def _end_of_last(window: HeaderWindow, start: int) -> int:
     """Return the end of the index's last message.
 
-    Raises ReadError: SIDECAR_MISMATCH when no message starts there or bytes follow it, TRUNCATED_OBJECT if cut.
+    Raises ReadError: SIDECAR_MISMATCH if no message starts at `start`, or if bytes follow the message; TRUNCATED_OBJECT
+    if the message is cut.
     """
     if window.size - start <= LAST_MESSAGE_BYTES:
         window.hold(start, window.size - start)

@@ -4,12 +4,12 @@ Belongs here: from a grid and the lines of an index to `cube:dimensions` and `cu
 index (`grib_index.py`), the grid (`grib2_grids.py`).
 
 A variable occurs once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60
-variables. A variable's values of the dimension `level` are its `dimension_domains`, a field of stactools-noaa-hrrr.
-Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
-probabilities of a variable are another variable, `TMP prob`, because their values are in percent; so is each aerosol
-of a quantity, `MASSDEN aerosol=Dust dry:aerosol_size <2.5e-06`, because several are on one level. A variable's
-`time_bounds` are begin and end of the windows of accumulations, averages and extremes, because windows that reach back
-to the run are not the Item's time.
+variables. `dimension_domains`, a field of stactools-noaa-hrrr, has the levels of a variable. Levels are the index's own
+texts, so that variable, level and step together are the name of a field in `grib:layers`. The probabilities of a
+variable are another variable, `TMP prob`, because their values are in percent. Each aerosol of a quantity is a variable
+of its own, `MASSDEN aerosol=Dust dry:aerosol_size <2.5e-06`, because several aerosols share a level. `time_bounds` has
+begin and end of each window of a variable (accumulation, average or extreme), because the Item's time does not cover
+windows that reach back to the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kfm_dagster.readers.grib_index import spans_of
 from kfm_dagster.readers.stored_values import COLUMNS, ROWS, horizontal
 
 TIME, LEVEL = "valid_time", "level"
-"""Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
+"""Names of the dimensions beside rows and columns, as in cfgrib and stactools-noaa-hrrr."""
 PROBABILITY = " prob"
 """End of the name of a variable of probabilities; in index lines, the qualifier begins with the same text."""
 AEROSOL = "aerosol="
@@ -44,9 +44,9 @@ MAX_CHARACTERS = 65_536
 
 
 def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
-    """Return an object's fields; `valid` are the valid times, or ends of windows.
+    """Return an object's datacube fields; `valid` has the valid times, or the ends of windows.
 
-    Without layers it has no variables, because the first message does not describe all.
+    Without layers there are no variables, because the first message does not describe the other messages.
     """
     dimensions = horizontal(transform=grid.transform, shape=grid.shape, wkt2=grid.wkt2)
     if grid.parallels is not None:
@@ -87,7 +87,7 @@ def _shared(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Ma
 
 @lru_cache(maxsize=512)
 def _variable(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Mapping[str, Any]:
-    """Return a Variable Object, without unit and description if the table lacks it."""
+    """Return a Variable Object, without unit and description if the table lacks the parameter."""
     variable: dict[str, Any] = {
         "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
         "type": "data",
@@ -107,7 +107,7 @@ def _variable(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> 
 
 
 def _times(valid: Collection[datetime], *, listed: bool) -> dict[str, Any]:
-    """Return the valid times; only their bounds when too many, or when a step is unknown."""
+    """Return the valid times; only their bounds if they are too many, or if a step is unknown."""
     times = [_text(moment) for moment in sorted(valid)]
     dimension: dict[str, Any] = {"type": "temporal", "extent": [times[0], times[-1]]}
     return {**dimension, "values": times} if listed and len(times) <= MAX_TIMES else dimension

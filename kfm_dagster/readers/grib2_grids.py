@@ -39,7 +39,7 @@ MAX_SIDE = 50_000
 _MISSING_32 = 0xFFFFFFFF
 _MICRODEGREES = 1_000_000
 _SIDE_POINTS = 4096
-"""Minimum points of a side of a rotated grid's outline."""
+"""Minimum points on a side of a rotated grid's outline."""
 _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 """Radii in metres; every earth of code table 3.2 lies within."""
 
@@ -48,13 +48,13 @@ _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 class Grid:
     """A grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
-    `transform` maps the corner of a cell (column, row) to the CRS. Gaussian rows are not evenly spaced: their
-    `transform` has the mean spacing, as GDAL gives it, and is off by at most a fiftieth of a step. `parallels` is their
-    number between pole and equator, from which the latitudes follow; None for other grids. Row 0 is in the north, as
-    GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even if its
-    file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between increments and
-    corners: then the corners define the grid, but on a projection the increments do. All files of a grid share its
-    `geometry`, which has tuples as coordinates.
+    `transform` maps the corner of a cell (column, row) to the CRS. The rows of a Gaussian grid are not evenly spaced:
+    `transform` has the mean spacing, as GDAL gives it, and is off by at most a fiftieth of a step. `parallels` is the
+    number of these rows between pole and equator, which determines the latitudes; None for other grids. Row 0 is in the
+    north, as GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even
+    if its file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between
+    increments and corners: then the corners define a grid in degrees, and the increments define a projected grid. All
+    files of a grid share its `geometry`, which has tuples as coordinates.
     """
 
     template: int
@@ -105,7 +105,9 @@ class _Definition:
         points = struct.unpack_from(">I", section, 6)[0]
         ni, nj = struct.unpack_from(">II", section, 30)
         if _MISSING_32 in (ni, nj):
-            raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"grid 3.{template} is reduced: its rows differ")
+            raise ReadError(
+                MetadataIssue.MISSING_GEOLOCATION, f"grid 3.{template} is reduced: its rows differ in length"
+            )
         if not points == ni * nj > 0:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a grid of {ni} by {nj} does not have {points} points")
         if max(ni, nj) > MAX_SIDE:
@@ -190,7 +192,8 @@ def _of_corners(
 ) -> Grid:
     """Return a grid of degrees by its first and last (latitude, longitude).
 
-    The exact corners define it. Increments are rounded (0.166667) or missing; if `stated`, they must span the corners.
+    The corners are exact, and define the grid. Increments are rounded (0.166667) or missing; those in `stated` must
+    span the corners.
     """
     south, north = sorted((first[0], last[0]))
     if (last[0] > first[0]) != definition.northward and definition.nj > 1:
@@ -224,7 +227,8 @@ def _of_corners(
 
 
 _BESSEL_ZERO = 2.404825557695773
-"""First zero of the Bessel function J0. It gives the outermost root of a Legendre polynomial to 1e-5 degrees."""
+"""First zero of the Bessel function J0. It gives the latitude of a Gaussian grid's outermost row, which is a root of a
+Legendre polynomial, to 1e-5 degrees."""
 _MILLIDEGREE = 1e-3
 """Unit to which NCEP rounds the latitudes of Gaussian grids."""
 
@@ -247,7 +251,7 @@ def _rotated(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.1: as 3.0, then octets 73-80 southern pole, 81-84 rotation."""
     latitude, longitude, rotation = struct.unpack_from(">IIf", section, 72)
     if rotation != 0:
-        # PROJ and ecCodes differ on its meaning, and no real grid of NOAA or Canada has it.
+        # PROJ and ecCodes differ on the meaning of a rotation, and no real grid of NOAA or Canada has one.
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a rotated grid turned by {rotation} is not read")
     return _on_earth(_lat_lon(definition, section), definition, _point(_angle(latitude), _angle(longitude)))
 
@@ -256,7 +260,8 @@ def _rotated_about_centre(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of NCEP's template 3.32769.
 
     Octets: 47-54 first and 73-80 last point, on the earth; 56-63 centre, the origin of the rotated degrees. RAP's
-    increments (64-71, nanodegrees) are 0.00002 degrees too small for its corners, and for its model's 13,545 m.
+    increments (64-71, nanodegrees) are not used: they are 0.00002 degrees smaller than its corners and the model's
+    spacing of 13,545 m require.
     """
     la1, lo1, la0, lo0, la2, lo2 = struct.unpack_from(">IIxII9xII", section, 46)
     first, centre, last = (_point(_angle(lat), _angle(lon)) for lat, lon in ((la1, lo1), (la0, lo0), (la2, lo2)))
@@ -293,7 +298,7 @@ def _on_earth(grid: Grid, definition: _Definition, pole: tuple[float, float]) ->
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "a rotated grid of half the earth or more is not read")
     rotated, earth = _rotation(definition, pole)
     dx, _, west, _, dy, north = grid.transform
-    # The outline is curved between two points of a grid: near a pole by more than a hundredth of a degree.
+    # Between two points of the grid the outline is curved: near a pole by more than a hundredth of a degree.
     ni, nj = (max(points, _SIDE_POINTS) for points in (definition.ni, definition.nj))
     x = west + dx * (np.linspace(0, definition.ni - 1, ni) + 0.5)
     y = north + dy * (np.linspace(definition.nj - 1, 0, nj) + 0.5)
@@ -319,7 +324,7 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
     la1, lo1, lad, la2, lo2, orientation, di, dj = struct.unpack_from(">IIxIIIxIII", section, 38)
     if orientation not in (0, _MISSING_32):
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a Mercator grid turned by {orientation} is not read")
-    # The template has no central meridian. With 0, x may continue beyond the antimeridian.
+    # The template has no central meridian, so 0 is used; x may continue beyond the antimeridian.
     projection = {"proj": "merc", "lat_ts": _angle(lad), "lon_0": 0.0}
     first = _point(_angle(la1), _angle(lo1))
     # Real files round the last point to millidegrees, so it is only used for comparison.

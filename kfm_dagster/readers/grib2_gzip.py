@@ -1,11 +1,11 @@
 """Reader of gzipped GRIB2 objects, such as those of MRMS: `grib2.py` reads their content.
 
-An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end. integrity-check has requested FIRST_BYTES; a
-larger object takes one request more. gzip's own end, checksum and length prove that the object is whole, and each
-message must have its stated length. No index is requested. Larger objects are read only in part
-(COMPLETENESS_UNCHECKED).
+An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end. `integrity_check` has requested FIRST_BYTES,
+so only an object above FIRST_BYTES takes another request. gzip's own end, checksum and length prove that the object is
+whole, and each message must have its stated length. No index is requested. Of an object above MAX_PACKED_BYTES only the
+beginning is read (COMPLETENESS_UNCHECKED).
 
-Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
+Belongs here: `read_grib2_gzip`, and the bytes to read of an object. Does not belong here: unpacking (`unpacked.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.unpacked import Gunzip, Unpacked, gunzipped
 
 FIRST_BYTES = 256 * 1024
-"""Bytes of an object that its first request reads: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02
-to 0.15 MB). The first bytes of a batch of 5,000 units are about 1 GiB, the limit of bytes kept between stages
+"""Length of the first request for an object: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02 to
+0.15 MB). The first bytes of a batch of 5,000 units are about 1 GiB, the limit of bytes kept between stages
 (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
-"""The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
+"""Maximum size of an object that is read whole; the largest of MRMS have 1.6 MB (echo tops over CONUS)."""
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
-"""Twice MAX_PACKED_BYTES, all in memory. A field is a PNG already (data representation template 5.41), so gzip saves
-little: real objects unpack to 1.02 to 1.6 times their size."""
+"""Maximum unpacked size, all in memory: twice MAX_PACKED_BYTES. A field is already a PNG (data representation template
+5.41), so gzip saves little: real objects unpack to 1.02 to 1.6 times their size."""
 BEGINNING_BYTES = 64 * 1024
-"""Bytes that are unpacked of a larger object."""
+"""Bytes that are unpacked from the beginning of a larger object."""
 
 
 def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:

@@ -3,9 +3,9 @@
 Belongs here: from walked messages to layers. Does not belong here: lines of an index (`grib_index.py`), octets
 (`grib2_sections.py`).
 
-An object gets names only if all of its fields have one; nothing is guessed. Local parameters have names only in NCEP's
-messages, because the table is NCEP's, and each centre has its own: 0.1.192 is weather for NWS, but categorical rain for
-NCEP.
+An object gets names only if each of its fields has a name; nothing is guessed. Local parameters have names only in
+NCEP's messages: the table is NCEP's, and other centres use the same numbers for other parameters (0.1.192 is weather
+for NWS, but categorical rain for NCEP).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEIGHTS = {
 def layers_of(fields: Iterable[GribMessage], first: GribMessage) -> tuple[Layer, ...]:
     """Return the name and bytes of each field.
 
-    Returns no field if one has no name, another reference time than `first`, or the same name as another field.
+    Returns nothing if any field has no name, a reference time other than `first`, or the same name as another field.
     """
     named: dict[str, Layer] = {}
     for field in fields:

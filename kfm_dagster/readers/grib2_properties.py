@@ -19,7 +19,7 @@ from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_sections import GribMessage
 
 MRMS = 209
-"""Discipline of NSSL's own table; only MRMS has such messages, and no index names them."""
+"""Discipline of NSSL's own table. Only MRMS's messages have it, and no index lists these messages."""
 _UNNAMED = re.compile(r"var discipline=(\d{1,3}) .*parmcat=(\d{1,3}) parm=(\d{1,3})", re.ASCII)
 """Text by which wgrib2 names a parameter that its table lacks."""
 
@@ -147,7 +147,7 @@ def properties(
 
 
 def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | None:
-    """Return the band of an MRMS object with one field; None without special values."""
+    """Return an MRMS object's single band; None for a parameter without special values."""
     parameter = parameters().get((first.discipline, first.product.category, first.product.number))
     if parameter is None or parameter.no_coverage is None:
         return None

@@ -18,7 +18,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 
 REQUEST_BYTES = 4096
-"""Minimum bytes of a range request: enough for sections 0 to 5 of an NCEP message, which take 200 to 250."""
+"""Minimum bytes of a range request: enough for sections 0 to 5 of an NCEP message, which take 200 to 250 bytes."""
 
 SECTION_BYTES = 256
 """Maximum bytes kept of a section: more than the fixed part of every template here (3.30 has 81, 4.49 has 61)."""
@@ -46,7 +46,7 @@ _MISSING_32 = 0xFFFFFFFF
 
 
 class Span(NamedTuple):
-    """Time of a field (UTC): an instant if both are equal, else a window (accumulation)."""
+    """Time of a field (UTC): an instant if start equals end, else a window (accumulation)."""
 
     start: datetime
     end: datetime
@@ -66,9 +66,9 @@ class Product:
 
     `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...). `begin` and `step`
     are the times from the reference to the field's start and end: equal for an instant, the overall interval for
-    statistical products. With an unknown template both are None; with an unknown time unit only a statistical product
-    has a `step`. `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under
-    ecCodes' key names, when the template has them.
+    statistical products. With an unknown template `begin` and `step` are None; with an unknown time unit only a
+    statistical product has a `step`. `origin` has the generating process and the role in an ensemble (code tables 4.6
+    and 4.7) under ecCodes' key names, if the template has them.
     """
 
     template: int
@@ -83,7 +83,7 @@ class Product:
     second_surface: int | None
     """Type of the second fixed surface (code table 4.5); 255 for none."""
     statistic: int | None
-    """Code table 4.10, of a product over one time range."""
+    """Code (table 4.10) of the statistic of a product over one time range."""
     probability: Probability | None
 
 
@@ -115,7 +115,7 @@ class GribMessage:
 
     @property
     def span(self) -> Span | None:
-        """Time of its field; None for an unknown template or unit of time."""
+        """Time of the field; None for an unknown template or unit of time."""
         if self.product.begin is None or self.product.step is None:
             return None
         return Span(self.reference + self.product.begin, self.reference + self.product.step)
@@ -203,7 +203,7 @@ def read_message(window: HeaderWindow, start: int) -> GribMessage:
 def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
     """Yield the header of each field from the message at `start` on, without the packed data.
 
-    Raises ReadError when a message does not end where it states, or more than STRAY_BYTES follow the last.
+    Raises ReadError if a message does not end where it states, or if more than STRAY_BYTES follow the last message.
     """
     following: int | None = start
     while following is not None:
@@ -260,8 +260,8 @@ def check_tail(window: HeaderWindow) -> None:
 def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[int, bytes]]:
     """Yield sections 1, 3, 4 and 5 of each field by number.
 
-    Numbers ascend, and a further field begins with 2, 3 or 4. A section that it does not repeat is the previous
-    field's (regulation 92.6.2). Any other section ends the iteration.
+    Numbers ascend, and a further field begins with section 2, 3 or 4. It uses the previous field's sections, except
+    those that it repeats (regulation 92.6.2). Any other section ends the iteration.
     """
     sections: dict[int, bytes] = {}
     previous, fields = 0, 0
@@ -322,7 +322,7 @@ _UNITS: Mapping[int, timedelta] = {
     12: timedelta(hours=12),
     13: timedelta(seconds=1),
 }
-"""Code table 4.4. Months and longer units have no fixed length and so no step."""
+"""Units of time (code table 4.4), without months and longer units, which have no fixed length."""
 
 
 _PROBABILITY_TEMPLATES = frozenset({5, 9})

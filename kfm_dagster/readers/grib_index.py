@@ -58,7 +58,7 @@ class IndexEntry(NamedTuple):
 
 
 def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
-    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) with its size or first wrong line."""
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) if its size or a line is invalid."""
     if source.size > MAX_INDEX_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"
@@ -96,11 +96,11 @@ def order_fault(entries: Sequence[IndexEntry]) -> str | None:
 
 
 def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str | None:
-    """Return the fault of a line with another reference time (UTC) than the object, or None."""
+    """Return the fault of a line whose reference time (UTC) is not the object's, or None."""
     expected = f"{reference:%Y%m%d%H%M%S}"
     for digits in sorted({entry.reference for entry in entries}):
         if not expected.startswith(digits):
-            return f"the index is of the run {digits}, the object of {expected}"
+            return f"the index is of the run {digits}, the object is of {expected}"
     return None
 
 
@@ -120,7 +120,7 @@ def step_range(step: str) -> tuple[timedelta, timedelta] | None:
 
 
 def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
-    """Return the time of each step's fields, without unknown and implausible steps."""
+    """Return the time of each step's fields; unknown and implausible steps are left out."""
     ranges = {step: step_range(step) for step in steps}
     return {
         step: Span(reference + bounds[0], reference + bounds[1])
@@ -130,7 +130,7 @@ def spans_of(steps: Iterable[str], reference: datetime) -> dict[str, Span]:
 
 
 def step_end(step: str) -> timedelta | None:
-    """Return the time from the reference to the end of a step text; None without a range."""
+    """Return the time from the reference to the end of a step text; None for other forms."""
     bounds = step_range(step)
     return None if bounds is None else bounds[1]
 
@@ -142,7 +142,7 @@ def latest_step(entries: Sequence[IndexEntry]) -> timedelta:
 
 
 def layers(entries: Sequence[IndexEntry], *, end: int) -> tuple[Layer, ...]:
-    """Return each line's field and bytes; none for more than MAX_LAYERS.
+    """Return each line's field and bytes; nothing if there are more than MAX_LAYERS lines.
 
     `end` is the end of the last message. Offsets must ascend (`order_fault`). Submessages share the bytes of their
     message, and bytes between two messages (a WMO header) belong to the message before them.

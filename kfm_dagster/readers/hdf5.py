@@ -5,12 +5,12 @@ of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` decode the f
 
 Why not libhdf5: it trusts its input. A sample with one overwritten length (a continuation message of 2**64 - 1 bytes)
 made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also holds a
-global lock during requests, so the request of one thread would stop the readers of all others. Here every address,
+global lock during requests, so one thread's request would stop the readers in all other threads. Here every address,
 length, count and depth is checked before it is used, and threads share nothing.
 
 Structures that NetCDF-4 headers do not need are refused as unreadable (links other than hard links, variables of
 variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
-Checksums of the structures that are read are verified.
+Each structure that is read has its checksum verified.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ T = TypeVar("T")
 AttributeValue: TypeAlias = str | int | float | list[int | float]
 
 TAIL_BLOCKS = 3
-"""Blocks at the end that are requested together. NetCDF-4 writes headers before and after the pixels; readers need two
+"""Last blocks of an object, requested together. NetCDF-4 writes headers before and after the pixels; readers need two
 or three of the blocks after the pixels, in any order, and would otherwise request each of them separately."""
 MAX_TEXT_BYTES = 4096
 """Longest text attribute that is read; the texts in Items have at most 500 bytes."""
 MAX_NUMBERS = 256
 """Maximum numbers read from an attribute; a list of flags has 32."""
 MAX_MEMBERS = 512
-"""Maximum variables listed of a group, and attributes of an object; real files have at most 150."""
+"""Maximum variables of a group, and maximum attributes of an object; real files have at most 150."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
 _CHECKED_VERSION, _CHECKED_BYTES = 2, 48
-"""From this version on, a superblock has this number of bytes, and ends in a checksum."""
+"""From version 2 on, a superblock has 48 bytes, of which the last four are its checksum."""
 _NOWHERE = b"\xff" * 8
 _SMALL = 1024
-"""Half of the entries of the largest node that is accepted; NetCDF-4 writes at most 32."""
+"""Maximum rank of an index (half of the entries of a node); NetCDF-4 writes at most 32."""
 # An attribute's reference to a value in the global heap (IV.B): length, address of the collection, index.
 _IN_HEAP = struct.Struct("<IQI")
 _PADDING = (b"\0", b"\0", b"\0 ")
-"""End of a text by kind of padding (IV.A.2.d, class 3): a zero, zeros, blanks."""
-# Errors of decoding impossible values: each means that the bytes are not HDF5 as NetCDF-4 writes it.
+"""Bytes to strip from a text's end, by code of its padding: one null, nulls, blanks (IV.A.2.d, class 3)."""
+# Errors from impossible values: each means that the bytes are not HDF5 as NetCDF-4 writes it.
 _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.error)
 
 
@@ -76,7 +76,7 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
 def _root(file: FileBytes, blocks: BlockCache) -> int:
     """Return the address of the root group's header; set the superblock's index ranks on `file`.
 
-    Raises ReadError when the bytes are not HDF5, or the file does not end where it states (II.A).
+    Raises ReadError when the bytes are not HDF5, or when the file does not end where its superblock states (II.A).
     """
     head = blocks.read(0, _SUPERBLOCK_BYTES)
     if not head.startswith(_SIGNATURE):
@@ -96,13 +96,13 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     stated = int.from_bytes(head[end : end + 8], "little")
     if version >= _CHECKED_VERSION:
         verified(head[:_CHECKED_BYTES], "the superblock")
-        # Checks the flags of programs that have the file open, and the extension's address; NetCDF-4 writes neither.
+        # NetCDF-4 writes neither flags of programs that have the file open, nor an extension (an undefined address).
         sound = not head[11] and head[20:28] == _NOWHERE
     else:
         leaves, groups = (int.from_bytes(head[at : at + 2], "little") for at in (16, 18))
         chunks = int.from_bytes(head[24:26], "little") if version else FileBytes.tree_ranks[1]
         file.leaf_rank, file.tree_ranks = leaves, (groups, chunks)
-        # Checks versions of parts, flags, addresses of free space and of a driver, and the kind of the root's entry.
+        # Also checked: versions of parts, flags, addresses of free space and of a driver, the kind of the root's entry.
         sound = not any(head[9:13]) and not head[15] and not any(head[20:24])
         sound = sound and all(0 < rank <= _SMALL for rank in (leaves, groups, chunks))
         sound = sound and head[base + 8 : base + 16] == _NOWHERE == head[end + 8 : end + 16]
@@ -130,7 +130,7 @@ class Hdf5Object:
             raise unreadable("an object has attributes both in its header and outside of it")
 
     def text(self, name: str) -> str | None:
-        """Return a text attribute without its padding, None without an attribute of that name."""
+        """Return a text attribute without its padding; None if the attribute does not exist."""
         attribute = self._attribute(name)
         if attribute is None:
             return None
@@ -146,7 +146,7 @@ class Hdf5Object:
         return self._text(datatype, attribute).decode("utf-8")
 
     def number(self, name: str) -> float | None:
-        """Return a numeric attribute of one element, None without an attribute of that name."""
+        """Return a numeric attribute of one element; None if the attribute does not exist."""
         attribute = self._attribute(name)
         if attribute is None:
             return None
@@ -223,7 +223,8 @@ class Hdf5Object:
     def _dense(
         self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
     ) -> Callable[[], dict[bytes, bytes]] | None:
-        """Return a reader of a message's dense storage; flag 1 means that `optional_bytes` exist."""
+        """Return a function that reads the dense storage of a message; None without dense storage."""
+        # If flag 1 is set, `optional_bytes` precede the addresses.
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
@@ -248,7 +249,7 @@ class Hdf5Group(Hdf5Object):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
 
     def dataset(self, name: str) -> Hdf5Dataset | None:
-        """Return the variable of a name, None when the group has none."""
+        """Return the variable of a name; None if the group has no such member."""
         encoded = name.encode()
         address = self._members.get(encoded)
         if address is None and self._dense_links is not None:
@@ -294,7 +295,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def has_values(self) -> bool:
-        """Whether libhdf5, too, opens it as a variable. Raises ReadError for an unknown kind."""
+        """Whether libhdf5 opens the object as a variable. Raises ReadError for an unknown kind."""
         kinds = self._messages.keys()
         if not kinds & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
             raise unreadable(f"{self.name} is neither a variable, nor a group, nor a type")
@@ -303,7 +304,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def data_type(self) -> str | None:
-        """Type of the values by its common name, such as `int16`; None unless they are numbers."""
+        """Common name of the values' type, such as `int16`; None unless the values are numbers."""
         datatype = messages.known_datatype(self._one(messages.DATATYPE))
         return datatype.name if datatype else None
 
@@ -331,7 +332,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def storage(self) -> StoredValues:
-        """Storage of all values, for references or a few reads. Raises ReadError unless numeric."""
+        """Storage of the values. Raises ReadError unless they are numbers or texts."""
         datatype = messages.datatype(self._one(messages.DATATYPE))
         if self._layout is None:
             raise unreadable(f"the chunks of variable {self.name} are not in a B-tree of version 1")

@@ -1,8 +1,8 @@
 """HDF5 values outside of headers: chunks of variables, and the global heap.
 
 Belongs here: the index of chunks (HDF5 file format specification 3.0, III.A.1, node type 1), filters, the fill value
-of unwritten elements, and values of any length (III.E). Does not belong here: names and attributes (`hdf5.py`), the use
-of chunks in a store, the heaps of names and attributes (`hdf5_index.py`).
+of unwritten elements, and values of variable length (III.E). Does not belong here: names and attributes (`hdf5.py`),
+the use of chunks in a virtual store, the heaps of names and attributes (`hdf5_index.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_SMALL_BYTES = 1 << 18
 
 
 class StoredChunk(NamedTuple):
-    """A chunk in bytes [offset, offset + length); `place` counts chunks by dimension."""
+    """A chunk in bytes [offset, offset + length); `place` is its number along each dimension."""
 
     place: tuple[int, ...]
     offset: int
@@ -89,7 +89,7 @@ class StoredValues:
         return tuple(self._indexed())
 
     def _indexed(self) -> Iterator[StoredChunk]:
-        # A key has the stored bytes, the skipped filters, and the offsets in each dimension and in the element.
+        # A key has the number of stored bytes, the skipped filters, the offset in each dimension, and in the element.
         key = struct.Struct(f"<II{len(self.shape) + 1}Q")
         # Enough for half-full leaves and the nodes above them.
         most = 4 * MAX_CHUNKS
@@ -103,7 +103,7 @@ class StoredValues:
                 offset % extent == 0 and offset < length and after % extent == 0
                 for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            # The key after the last chunk may repeat its offsets, with the end of the element.
+            # The key after the last chunk may repeat that chunk's offsets, with the end of the element as the last one.
             in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
             if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")
@@ -113,7 +113,7 @@ class StoredValues:
             yield StoredChunk(place, address, stored)
 
     def element(self, index: int) -> float | None:
-        """Return a number of a variable with at most one dimension, None if never written.
+        """Return the number at an index of a scalar or one-dimensional variable; None if unwritten.
 
         Raises ReadError for a text, and for an index out of range.
         """
@@ -175,7 +175,7 @@ class StoredValues:
 
 
 def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, name: str) -> bytes:
-    """Undo a chunk's filters, last first; elements have `size` bytes, the result `length`."""
+    """Undo a chunk's filters, last first; elements have `size` bytes, the result has `length`."""
     for identifier in reversed(filters):
         if identifier == FLETCHER32:
             data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
@@ -195,7 +195,7 @@ def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, n
 
 
 MAX_OBJECTS = 1 << 14
-"""Maximum objects read from all collections together; an object is a text of any length, or a list of dimensions."""
+"""Maximum objects read from all collections together; an object is a text, or a list of dimensions."""
 MAX_COLLECTION_BYTES = 1 << 18
 MAX_OBJECT_BYTES = 1 << 16
 
@@ -212,7 +212,7 @@ class GlobalHeap:
         self._left = MAX_OBJECTS
 
     def read(self, address: int, index: int, expected: int) -> bytes:
-        """Return an object's bytes without padding. Raises ReadError unless there are `expected`."""
+        """Return an object's `expected` bytes, without padding. Raises ReadError for another length."""
         objects = self._collections.get(address)
         if objects is None:
             objects = self._collections[address] = dict(self._objects(address))
@@ -237,7 +237,7 @@ class GlobalHeap:
         while at + _OBJECT.size <= size:
             index, _, length = _OBJECT.unpack_from(collection, at)
             at += _OBJECT.size
-            # Index 0 is the free space behind the last object; its length includes its own header.
+            # Index 0 is the free space after the last object; its length includes the 16 bytes of its header.
             if at + (length + 7 & ~7) - (0 if index else _OBJECT.size) > size:
                 raise unreadable(f"an object of {length} bytes goes on past its global heap at address {address:#x}")
             if index == 0:

@@ -1,14 +1,14 @@
 """Forms of HDF5's header messages: libhdf5's checks of each object that it opens.
 
-The checks go beyond the parts that the readers need, because users open the asset with libhdf5, and an object that
-libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 accepts. So a file
-that libhdf5 refuses never passes, and numbers and texts are read as by libhdf5 (HDF5 file format specification 3.0,
+The checks also cover parts that the readers do not need: users open the asset with libhdf5, so an object that libhdf5
+refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 accepts. So a file that
+libhdf5 refuses never passes, and numbers and texts are read as libhdf5 reads them (HDF5 file format specification 3.0,
 IV.A).
 
-Belongs here: whether a message is sound, and the checksums lookup3 for structures (none in the format's first versions)
-and Fletcher's for chunks. Does not belong here: values (`hdf5_messages.py`), and where a structure has its checksum.
+Belongs here: the checks of messages; the checksums lookup3 (of structures, but not in the format's first versions) and
+Fletcher's (of chunks). Does not belong here: values (`hdf5_messages.py`), and the position of a structure's checksum.
 
-lookup3 in Python takes 0.13 microseconds a byte, and the headers of a GOES-R file are 10 to 30 KB.
+lookup3 in Python takes 0.13 microseconds per byte; the headers of a GOES-R file have 10 to 30 KB.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
 _REFERENCE_SIZES = {0: 8, 1: 12}
 _LINK_INFO = 0x02
 _INFORMATION = {_LINK_INFO: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
-"""Minimum bytes of the information messages of links, groups, attributes; bytes that a flag adds (IV.A.2.c, k, v)."""
+"""For links, groups and attributes: least bytes of the information message, then the bytes that flag 1 and flag 2 add
+(IV.A.2.c, k, v)."""
 _FILTERS = 0x0B
-"""Message of variables, and of groups with filtered links or attributes."""
+"""Type of the message with the filters of a variable, or of a group's links and attributes."""
 _WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
 """Types of the messages that NetCDF-4 writes, except continuations (IV.A.2)."""
 
@@ -50,7 +51,7 @@ def unreadable(what: str) -> ReadError:
 
 
 def check_message(kind: int, body: bytes, *, version: int) -> None:
-    """Check a message of an object header, of `version`, as libhdf5 does. Raises ReadError."""
+    """Check a message of an object header of a version, as libhdf5 does. Raises ReadError."""
     if kind in _INFORMATION:
         least, first, second = _INFORMATION[kind]
         flags = body[1]
@@ -122,11 +123,11 @@ def _compound(body: bytes, at: int, depth: int) -> int:
     for _ in range(count):
         name = body[place : body.index(b"\0", place)]
         names.add(name)
-        # Up to version 2 names are padded to 8 bytes; from version 3 on an offset takes as many bytes as it needs.
+        # Versions 1 and 2 pad names to a multiple of 8 bytes. In version 3 an offset has the bytes that `size` needs.
         place += len(name) + 1 if version == 3 else len(name) + 8 & ~7
         width = (size.bit_length() + 7) // 8 if version == 3 else 4
         offset = int.from_bytes(body[place : place + width], "little")
-        # Version 1 continues with the member's own dimensions; members with dimensions are refused.
+        # In version 1 the member's own dimensions follow; members with dimensions are refused.
         if version == 1 and body[place + 4]:
             raise unreadable("a compound type's member with dimensions")
         place += width + (28 if version == 1 else 0)
@@ -197,7 +198,10 @@ _MASK = 0xFFFF_FFFF
 
 
 def verified(data: bytes, what: str) -> bytes:
-    """Return a structure without its checksum, 4 bytes. Raises ReadError(UNREADABLE_FORMAT)."""
+    """Verify a structure's checksum, its last 4 bytes, and return the bytes before it.
+
+    Raises ReadError(UNREADABLE_FORMAT).
+    """
     body = data[:-CHECKSUM_BYTES]
     if lookup3(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: the checksum of {what} does not match")
@@ -205,7 +209,7 @@ def verified(data: bytes, what: str) -> bytes:
 
 
 def lookup3(data: bytes) -> int:
-    """Return HDF5's hash: Bob Jenkins's `hashlittle` (lookup3, 2006, public domain) of seed 0."""
+    """Return HDF5's hash: Bob Jenkins's `hashlittle` (lookup3, 2006, public domain), seed 0."""
     mask = _MASK
     a = b = c = (0xDEAD_BEEF + len(data)) & mask
     if not data:
@@ -245,7 +249,7 @@ name_hash = lru_cache(maxsize=1024)(lookup3)
 def fletcher32(data: bytes) -> int:
     """Return Fletcher's checksum of 16-bit words, high byte first (IV.A.2.l, filter 3)."""
     words = np.frombuffer(data.ljust(len(data) + len(data) % 2, b"\0"), ">u2").astype(np.uint64)
-    # The first sum adds each word once; in the second, a word counts once for each word from it to the end.
+    # The first sum adds each word once. The second adds the n-th word from the end n times.
     first = int(words.sum())
     second = int((words * np.arange(len(words), 0, -1, dtype=np.uint64)).sum())
     return _folded(second) << 16 | _folded(first)

@@ -19,7 +19,7 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, u
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
-"""Maximum entries and nodes read of an index; the largest of a GOES-R file has about 100."""
+"""Maximum entries and nodes read from an index; the largest index of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 1 << 16
 MAX_ROWS, MAX_WIDTH = 64, 64
@@ -38,7 +38,7 @@ _NO_FREE_BLOCK = 1
 
 
 class _Budget:
-    """Entries that the walk may still read."""
+    """Number of entries that a walk may still read."""
 
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = self._left = most
@@ -64,7 +64,7 @@ def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
         for at, address, cached in _symbols(file, node, budget):
             name = _name(names, at)
             if not latest < name <= high:
-                raise unreadable(f"the name {name[:80]!r} comes after {latest[:80]!r}, up to {high[:80]!r}")
+                raise unreadable(f"the name {name[:80]!r} must come after {latest[:80]!r}, and not after {high[:80]!r}")
             latest = name
             if cached != _SOFT_LINK:
                 addresses[name] = address
@@ -99,7 +99,7 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
     if signature != b"SNOD" or version != 1 or not 0 < count <= 2 * file.leaf_rank:
         raise unreadable(f"a symbol table node of version {version} with {count} entries")
     budget.spend(count)
-    # A node in the file has its full size, whatever its number of entries.
+    # Each node takes its full size in the file, whatever its number of entries.
     entries = file.read(address + _SYMBOL_NODE.size, 2 * file.leaf_rank * _SYMBOL.size)
     for at, header, cached in islice(_SYMBOL.iter_unpack(entries), count):
         if cached > _SOFT_LINK:
@@ -110,7 +110,7 @@ def _symbols(file: FileBytes, address: int, budget: _Budget) -> Iterator[tuple[i
 def tree_1_children(
     file: FileBytes, root: int, *, kind: int, key_bytes: int, most_entries: int = MAX_ENTRIES
 ) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield left key, address, right key of a B-tree 1's leaf entries, in order (III.A.1)."""
+    """Yield left key, address and right key of a version-1 B-tree's leaf entries, in order."""
     pending: list[tuple[int, int | None]] = [(root, None)]
     budget = _Budget(most_entries)
     while pending:
@@ -122,7 +122,7 @@ def tree_1_children(
         width, most = key_bytes + 8, 2 * file.tree_ranks[kind]
         if not 0 < count <= most:
             raise unreadable(f"a B-tree node with {count} children, {most} at most")
-        # A node has room for the most children that it may have, and for one more key.
+        # Each node takes the size of the maximum of children, each with its left key, and one more key (III.A.1).
         body = file.read(address + _TREE_1.size, most * width + key_bytes)
         children = [
             (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0], body[at + width :][:key_bytes])
@@ -137,7 +137,7 @@ def tree_1_children(
 def dense_storage(file: FileBytes, heap_at: int, tree_at: int, name_of: Callable[[bytes], bytes]) -> dict[bytes, bytes]:
     """Return the managed messages of a fractal heap by name, in the order of the hashes.
 
-    Raises ReadError for a message whose name does not have the index's hash, because other readers would not find it.
+    Raises ReadError if the hash of a name differs from the index, because other readers would not find that name.
     """
     heap, messages = _FractalHeap(file, heap_at), dict[bytes, bytes]()
     for hash_, heap_id in _hashes(file, tree_at):
@@ -183,8 +183,8 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
 def _tree_2_records(
     file: FileBytes, root: int, count: int, depth: int, *, node_bytes: int, record_bytes: int, kind: int
 ) -> Iterator[bytes]:
-    """Yield the records in order: each record of a node lies between two of the nodes below it."""
-    # Sizes of a pointer's fields follow from how many records fit below (III.A.2, "Version 2 B-tree internal node").
+    """Yield the records in order; between two child nodes comes one record of their parent."""
+    # Sizes of a pointer's fields follow from the maximum of records below (III.A.2, "Version 2 B-tree internal node").
     overhead = 10  # Bytes of signature, version, type and checksum.
     most = (node_bytes - overhead) // record_bytes
     count_bytes, total, total_bytes = _width(most), most, 0
@@ -209,7 +209,7 @@ def _tree_2_records(
         pointer = pointers[level]
         used = 6 + count * record_bytes
         stored = (used + (count + 1) * pointer if level else used) + CHECKSUM_BYTES
-        # The file has the full size of every node.
+        # Each node takes its full size in the file.
         room = file.read(address, node_bytes)
         if stored > node_bytes or not count:
             raise unreadable(f"a B-tree node of {count} records, in an index of nodes of {node_bytes} bytes")
@@ -262,7 +262,7 @@ class _FractalHeap:
             raise unreadable(f"no plain fractal heap at address {address:#x}")
         huge, free, count = header[7], header[9], header[15]
         self._huge, self._tiny = bool(count), bool(header[17])
-        # Checks the addresses of free space and of the list of huge objects, which exists only if there are any.
+        # Checks the addresses of free space and of the list of huge objects; without huge objects no list exists.
         if (huge == UNDEFINED) != (not count) or any(at != UNDEFINED and at >= file.size for at in (huge, free)):
             raise unreadable(f"a fractal heap with {count} huge objects listed at address {huge:#x}")
         if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
@@ -278,7 +278,7 @@ class _FractalHeap:
         self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Return whether a heap id is of a managed object, not of a huge or tiny one (III.G)."""
+        """Return whether a heap id names a managed object, and not a huge or tiny object (III.G)."""
         kind = heap_id[0] >> 4
         if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
             raise unreadable(f"a fractal heap id of kind {kind}")
@@ -301,7 +301,7 @@ class _FractalHeap:
         """Return the direct block that holds an offset of the heap, and the offset in the block."""
         if not self._rows:
             return self._direct(self._root, 0, self._start), offset
-        # Rows 0 and 1 have blocks of the starting size; each further row doubles it.
+        # Rows 0 and 1 have blocks of the starting size; from row to row after them, the size doubles.
         turn = offset // (self._start * self._width)
         row = turn.bit_length()
         size = self._start << max(row - 1, 0)
@@ -315,7 +315,7 @@ class _FractalHeap:
 
     @property
     def _begin(self) -> int:
-        """Size of the fields that begin every block: signature, version, heap address, block offset."""
+        """Bytes before a block's content: signature, version, heap address, block offset."""
         return 13 + self._offset_bytes
 
     def _indirect(self) -> bytes:

@@ -3,7 +3,7 @@
 Belongs here: section IV of the HDF5 file format specification 3.0, as far as NetCDF-4 headers need it. Does not belong
 here: the search of objects by name (`hdf5_index.py`), the interface for readers (`hdf5.py`).
 
-All integers are little-endian; addresses and lengths have 8 bytes (the superblock was checked for that).
+All integers are little-endian. Addresses and lengths have 8 bytes, as `hdf5.py` has checked in the superblock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kfm_dagster.readers.hdf5_forms import (
 from kfm_dagster.readers.ranges import BlockCache
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
-"""The undefined address: nothing was allocated."""
+"""The undefined address: no space was allocated."""
 
 DATASPACE, LINK_INFO, DATATYPE, LINK, LAYOUT, FILTERS, ATTRIBUTE = 0x01, 0x02, 0x03, 0x06, 0x08, 0x0B, 0x0C
 OLD_FILL_VALUE, FILL_VALUE = 0x04, 0x05
@@ -44,10 +44,11 @@ MAX_HEADER_BYTES = 1 << 16
 """Maximum bytes of an object header with its continuations; a GOES-R root header has up to 16 KiB."""
 
 MAX_EXTENT = 1 << 48
-"""Maximum elements along a dimension. No store holds more, and libhdf5 counts chunks in powers of 2 up to 2**63."""
+"""Maximum elements along a dimension. No store holds more. libhdf5 rounds the number of chunks up to a power of 2, and
+can do so only up to 2**63."""
 
 _MOST_CHUNKED = 0xFFFF_FFFF
-"""Maximum bytes of a chunk, because its B-tree stores their number in 32 bits."""
+"""Maximum bytes of a chunk, because a key of the B-tree of chunks stores the number of bytes in 32 bits."""
 
 Messages = Mapping[int, list[bytes]]
 """Bodies of an object header's messages by type."""
@@ -56,8 +57,8 @@ _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
 _WRITTEN_FLAGS = 0x05
-"""Flags that NetCDF-4 sets on a message: constant, not to be shared. It uses shared messages (0x02), whose body is
-stored elsewhere, only for types of users; the other flags are for libraries that support other messages."""
+"""Flags that NetCDF-4 sets on a message: constant (0x01), not to be shared (0x04). It sets 0x02 (the body is stored
+elsewhere) only for user-defined types. The other flags are for libraries that do not know the type of a message."""
 _MESSAGE_1 = Struct("<HHB3x")
 _MESSAGE_2 = Struct("<BHB")
 _ATTRIBUTE = Struct("<BBHHH")
@@ -67,10 +68,10 @@ class FileBytes:
     """The object's bytes by address; every range is checked before it is read."""
 
     leaf_rank = 4
-    """Half of the maximum entries of a symbol table's node; read from the superblock if it states them."""
+    """Half of the maximum entries of a symbol table's node; replaced by the superblock's value, if it states one."""
     tree_ranks = (16, 32)
-    """Half of the maximum children of a B-tree 1 node, of symbol tables and of chunks; read from the superblock,
-    too."""
+    """Half of the maximum children of a node of a version-1 B-tree: first for symbol tables, then for chunks. Replaced
+    by the superblock's values, too."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -112,7 +113,7 @@ def read_messages(file: FileBytes, address: int) -> Messages:
             else:
                 check_message(kind, body, version=version)
                 messages.setdefault(kind, []).append(body)
-    # Version 1 states the number of messages.
+    # A header of version 1 states the number of its messages.
     if version == 1 and count > _PREFIX_1.unpack(start)[1]:
         raise unreadable(f"an object header of {count} messages, more than it states")
     return messages
@@ -130,7 +131,7 @@ def _first_chunk_2(file: FileBytes, address: int, start: bytes) -> bytes:
     version, flags = start[4], start[5]
     if version != 2 or flags & 0xC0:
         raise unreadable(f"an object header of version {version} with flags {flags:#x}")
-    # Signature, version and flags, then optional times (bit 5) and attribute storage phase change (bit 4).
+    # After signature, version and flags: times (if bit 5 is set), limits of compact attributes (if bit 4 is set).
     offset = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
     width = 1 << (flags & 0x03)
     length = int.from_bytes(file.read(address + offset, width), "little")
@@ -156,13 +157,13 @@ def _each_message_1(chunk: bytes) -> Iterator[tuple[int, bytes]]:
         kind, length, flags = _MESSAGE_1.unpack_from(chunk, offset)
         offset += _MESSAGE_1.size
         if length % 8:
-            raise unreadable(f"a message of {length} bytes, no multiple of 8")
+            raise unreadable(f"a message of {length} bytes, not a multiple of 8")
         yield _message(kind, flags, chunk, offset, length)
         offset += length
 
 
 def _each_message_2(flags: int) -> Callable[[bytes], Iterator[tuple[int, bytes]]]:
-    # Bit 2: messages carry the order of their creation.
+    # If bit 2 is set, each message has its creation order.
     prefix = _MESSAGE_2.size + (2 if flags & 0x04 else 0)
 
     def each(chunk: bytes) -> Iterator[tuple[int, bytes]]:
@@ -174,7 +175,7 @@ def _each_message_2(flags: int) -> Callable[[bytes], Iterator[tuple[int, bytes]]
             offset += length
             has_null = has_null or kind == 0
         if offset < len(chunk) and has_null:
-            raise unreadable("a gap in an object header that has a message to fill it")
+            raise unreadable("an object header has both a gap and a null message")
 
     return each
 
@@ -189,13 +190,13 @@ def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A number, or a text (`struct_code` is None) of fixed length or in the global heap."""
+    """Type of numbers, or of texts (`struct_code` is None) of fixed length or in global heaps."""
 
     size: int
     struct_code: str | None
     in_heap: bool = False
     pad: int = 0
-    """Padding at the end of a text: 0 is a single zero, 1 zeros, 2 blanks."""
+    """Code of the padding after a text: 0 for one terminating null, 1 for nulls up to the length, 2 for blanks."""
 
     @property
     def name(self) -> str | None:
@@ -213,7 +214,7 @@ class Attribute:
 
 
 def attribute_name(body: bytes) -> bytes:
-    """Return an attribute message's name. Raises ReadError unless it has its stated length."""
+    """Return the name in an attribute message. Raises ReadError unless its length is as stated."""
     version, _, length, _, _ = _ATTRIBUTE.unpack_from(body)
     start = _ATTRIBUTE.size + (1 if version == 3 else 0)
     name = body[start : start + length]
@@ -248,7 +249,7 @@ _NUMBERS = {(0, 1): "b", (0, 2): "h", (0, 4): "i", (0, 8): "q", (1, 4): "f", (1,
 
 
 def datatype(body: bytes) -> Datatype:
-    """Decode a checked integer, float or text type (IV.A.2.d). Raises ReadError for others."""
+    """Decode a checked integer, float or text type (IV.A.2.d). Raises ReadError for other types."""
     decoded = known_datatype(body)
     if decoded is None:
         raise unreadable(f"values of datatype class {body[0] & 0x0F} and {int.from_bytes(body[4:8], 'little')} bytes")
@@ -256,7 +257,7 @@ def datatype(body: bytes) -> Datatype:
 
 
 def known_datatype(body: bytes) -> Datatype | None:
-    """Decode a checked integer, float or text type (IV.A.2.d); None for others."""
+    """Decode a checked integer, float or text type (IV.A.2.d); return None for other types."""
     kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
     if kind == 3:
         return Datatype(size, None, pad=bits & 0x0F)
@@ -271,17 +272,17 @@ def known_datatype(body: bytes) -> Datatype | None:
 
 
 def is_reference_lists(body: bytes) -> bool:
-    """Return whether values are lists of object references (IV.A.2.d: class 9 of 7, 8 bytes)."""
+    """Return whether values are lists of object references (class 9 of class 7, 8 bytes each)."""
     kind, base = body[0] & 0x0F, body[8] & 0x0F
     return kind == 9 and base == 7 and int.from_bytes(body[12:16], "little") == 8
 
 
 def shape(body: bytes) -> tuple[int, ...]:
-    """Return the extents of a dataspace message; () for one element, (0,) for none (IV.A.2.b)."""
+    """Return the extents of a dataspace message (IV.A.2.b); () for a scalar, (0,) for no value."""
     version, rank, flags = body[0], body[1], body[2]
     if version not in {1, 2} or rank > MAX_RANK or flags > 1:
         raise unreadable(f"a dataspace of version {version}, rank {rank}, flags {flags:#x}")
-    # Types of version 2: 0 for one element, 1 for a shape, 2 for the null dataspace, which an empty text has.
+    # Types in version 2: 0 for a scalar, 1 for a shape, 2 for no value (an empty text has this type).
     if version == 2 and (body[3] > 2 or (body[3] == 1) != bool(rank)):
         raise unreadable(f"a dataspace of type {body[3]} and rank {rank}")
     if version == 2 and body[3] == 2:
@@ -291,7 +292,7 @@ def shape(body: bytes) -> tuple[int, ...]:
     # If bit 0 is set, the maximum extents follow; the undefined address means no limit.
     most = Struct(f"<{rank}Q").unpack_from(body, start + 8 * rank) if flags else extents
     if any(extent > limit for extent, limit in zip(extents, most, strict=True)):
-        raise unreadable(f"a shape of {extents} of at most {most}")
+        raise unreadable(f"a shape of {extents}, above its own maximum {most}")
     if math.prod(extents) >= UNDEFINED or any(extent > MAX_EXTENT for extent in extents):
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: shape {extents}")
     return extents
@@ -304,7 +305,7 @@ def element_count(body: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Location of values: `compact` bytes, or the address of the values or of the chunks' index."""
+    """Location of values: `compact` in the header, or `address` of the values or chunks' index."""
 
     compact: bytes | None = None
     address: int = UNDEFINED
@@ -314,8 +315,8 @@ class Layout:
 def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int) -> Layout | None:
     """Decode the data layout message of a variable with elements of `size` bytes (IV.A.2.i).
 
-    Returns None if the chunks are sound, but their index is not a B-tree of version 1. Raises ReadError when the layout
-    does not fit the variable or the file.
+    Returns None if the layout is valid, but the index of its chunks is not a B-tree of version 1. Raises ReadError if
+    the layout does not fit the variable or the file.
     """
     version, kind = body[0], body[1]
     length = size * math.prod(extents)
@@ -348,7 +349,7 @@ def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
     """
     pipeline = [filter_ for body in messages.get(FILTERS, ()) for filter_ in forms.filters(body)]
     for identifier, values in pipeline:
-        # libhdf5 refuses chunks with another level, although inflating needs no level.
+        # libhdf5 refuses chunks with an invalid level, although inflating needs no level.
         if identifier == DEFLATE and (len(values) != 1 or values[0] > MAX_DEFLATE_LEVEL):
             raise unreadable(f"deflate with {values[:4]}; expected one level, up to {MAX_DEFLATE_LEVEL}")
         if identifier == SHUFFLE and values != (element_bytes,):
@@ -359,8 +360,9 @@ def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
 def fill_value(messages: Messages, size: int) -> bytes | None:
     """Return the fill value of `size` bytes; None for zeros.
 
-    Reads fill value messages of version 1 to 3 and the older message (IV.A.2.e, f). Versions 1 and 2 state the times of
-    allocation and writing, and whether a value exists, in bytes; version 3 states them in bits. Raises ReadError.
+    Reads fill value messages of version 1 to 3 and the older message (IV.A.2.e, f). The time of allocation, the time of
+    writing, and whether a value exists are three bytes in versions 1 and 2, and bits of one byte in version 3. Raises
+    ReadError.
     """
     old = [_sized(body, 0, size) for body in messages.get(OLD_FILL_VALUE, ())]
     for body in messages.get(FILL_VALUE, ()):
@@ -387,7 +389,7 @@ def _sized(body: bytes, at: int, size: int) -> bytes | None:
 
 
 def hard_link(body: bytes) -> tuple[bytes, int]:
-    """Return name and address of a link (IV.A.2.g). Raises ReadError unless it is hard."""
+    """Return name and address of a hard link (IV.A.2.g). Raises ReadError for other links."""
     version, flags = body[0], body[1]
     at = 2
     kind = 0
@@ -395,7 +397,7 @@ def hard_link(body: bytes) -> tuple[bytes, int]:
         kind, at = body[at], at + 1
     if version != 1 or kind != 0 or flags & ~0x1F:
         raise unreadable(f"a link of version {version} and type {kind}, flags {flags:#x}")
-    # Order of creation (bit 2) and the name's character set (bit 4) come before the name.
+    # Before the name come the creation order (if bit 2 is set) and the name's character set (if bit 4 is set).
     at += (8 if flags & 0x04 else 0) + (1 if flags & 0x10 else 0)
     width = 1 << (flags & 0x03)
     length = int.from_bytes(body[at : at + width], "little")

@@ -25,14 +25,16 @@ from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, spa
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
-"""Maximum size of an object read to its end: reports every 20 minutes make 0.8 MB a year, every 5 minutes 3.5 MB."""
+"""Maximum size of an object that is read to its end. A year has 0.8 MB with a report every 20 minutes, 3.5 MB with a
+report every 5 minutes."""
 MAX_TEXT_BYTES = 128 * 1024 * 1024
-"""Maximum unpacked bytes. Real objects unpack to 9 times their size, an object of MAX_OBJECT_BYTES would to 72 MiB."""
+"""Maximum unpacked bytes. Real objects unpack to 9 times their size, so MAX_OBJECT_BYTES would become 72 MiB."""
 MANDATORY_BYTES = 105
 """Bytes of the control and mandatory data sections; positions 1 to 4 state the number of bytes after these sections."""
 MAX_REPORT_BYTES = MANDATORY_BYTES + 9999
 MAX_PADDING = 5
-"""Maximum blanks missing at the end of real reports, where the code of element quality data has six characters."""
+"""Maximum blanks that real reports lack at their end. A report may end with a code of element quality data, which has
+six characters, padded with blanks."""
 MAX_KINDS = 16_384
 """Maximum combinations of place, report type, call sign: a drifting buoy may have 8,784 places, one for each hour."""
 
@@ -63,7 +65,7 @@ _CONTROL = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """Common values of several reports' control sections. Degrees and metres; None is missing."""
+    """Common values of several reports' control sections. Degrees and metres; None if missing."""
 
     position: tuple[float, float] | None
     """Latitude and longitude."""
@@ -83,7 +85,7 @@ class _Reports:
     last: bytes = b""
     """Stamps of the first and last report, YYYYMMDDHHMM."""
     kinds: dict[bytes, _Kind] = field(default_factory=dict)
-    """By their bytes, in the order of their last reports."""
+    """Kinds by their bytes in a report, in the order of their last reports."""
     odd: int = 0
     """Reports whose length differs from their stated length."""
     unread: str = ""
@@ -134,11 +136,11 @@ class _Reports:
 def read_isd(request: ReadRequest) -> HeaderMetadata:
     """Read a station-year; `request.groups` must have `usaf`, `wban` and `year`.
 
-    `start` and `end` are the times of the first and last report, and `datetime` is that of the first. When the end was
-    not reached (`isd:end-known` is False), `end` is the start and the properties describe only the beginning. The
-    geometry is a Point at the last place that the reports state; it is empty when they state none. Raises ReadError:
-    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the
-    bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
+    `start` and `end` are the times of the first and last report, and `datetime` is the start. If the end was not
+    reached (`isd:end-known` is False), `end` is the start, too, and the properties describe only the beginning. The
+    geometry is a Point at the last place that a report states; it is empty if no report states a place. Raises
+    ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA
+    for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
     """
     groups = request.groups
     reports = _read(request.source, station=(groups["usaf"] + groups["wban"]).encode("ascii"))
@@ -182,7 +184,7 @@ def _take_last(reports: _Reports, rest: bytes) -> None:
 
 
 def _moment(stamp: bytes) -> datetime:
-    """Return the time of a stamp; hour 2400, which real stations report, ends its day."""
+    """Return the time of a stamp; hour 2400, which real stations report, is the end of the day."""
     at_midnight = stamp[8:] == b"2400"
     try:
         return utc(stamp[:8] if at_midnight else stamp) + timedelta(days=at_midnight)

@@ -1,13 +1,13 @@
-"""Reader of NetCDF files after CF: headers and positions, but not the values of fields.
+"""Reader of NetCDF files by CF: headers and positions, but not the values of fields.
 
-Belongs here: the Item's fields of such a file (a grid, curvilinear or not, a mesh or points), and its agreement with
-the key. Does not belong here: axes (`cf_axes.py`), the place of the values (`cf_places.py`), how NetCDF stores a header
+Belongs here: the fields of an Item (of a grid, curvilinear or not, a mesh or points), and the file's agreement with the
+key. Does not belong here: axes (`cf_axes.py`), the place of the values (`cf_places.py`), how NetCDF stores a header
 (`netcdf_header.py`).
 
-The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
-or more of them); `run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run; the groups of `_GROUPS` are literal,
-and `prefix` is the first word of their properties; the group `preliminary` or `final`, if present, names the file's
-status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
+The key grammar's groups have fixed meanings here. `date` has the first digits of the file's time, such as YYYYMMDD.
+`run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run. `preliminary` or `final`, if present, is the file's
+status. The groups of `_GROUPS` become properties, unchanged, and `prefix` is the first word of their names. CF are the
+Climate and Forecast conventions, ACDD is the Attribute Convention for Data Discovery.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ATTRIBUTES = (
     "title", "id", "product_version", "platform", "instrument", "processing_level", "date_created", "date_modified",
     "institution", "source",
 )  # fmt: skip
-"""Global attributes (ACDD 1.3) of an Item, as `acdd:<name>`."""
+"""Global attributes (ACDD 1.3) that become properties of an Item, as `acdd:<name>`."""
 _GROUPS = ("product", "version", "status", "variable", "model", "domain", "configuration", "member", "lead")
-"""Groups of the key that an Item shows."""
+"""Groups of the key that become properties of an Item."""
 _LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
 _WORD = re.compile(r"[a-z][a-z0-9]{1,15}(?=[-_.])")
 
@@ -45,8 +45,8 @@ Interval = tuple[datetime, datetime]
 def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a NetCDF file and check it against its key. Conforms to `Reader`.
 
-    The geometry is empty when the file has neither axes, coordinates within the bounds nor attributes of its place.
-    Raises ReadError: MISSING_GEOLOCATION for axes that place nothing, INVALID_GEOMETRY, INVALID_TIME_RANGE,
+    The geometry is empty when no axes, no coordinates within the bounds and no attributes state the file's place.
+    Raises ReadError: MISSING_GEOLOCATION for axes without a known place, INVALID_GEOMETRY, INVALID_TIME_RANGE,
     TIME_MISMATCH when the key has another date, and the errors of `read_netcdf_header`.
     """
     return read_netcdf_header(request.source, partial(_metadata, request))
@@ -86,9 +86,10 @@ def _metadata(request: ReadRequest, header: NetcdfHeader) -> HeaderMetadata:
 
 
 def _forecast(header: NetcdfHeader, valid: Interval | None, groups: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the forecast extension 0.2.0, by the file's run or else the key's.
+    """Return the fields of the forecast extension 0.2.0, by the file's run, else the key's run.
 
-    Raises ReadError(TIME_MISMATCH) when both differ in a key with a lead; an analysis may begin hours before its run.
+    Raises ReadError(TIME_MISMATCH) when the two runs differ and the key has a lead. The key of an analysis has no lead,
+    and an analysis may begin hours before its run.
     """
     run, named = reference_time(header), datetime.strptime(groups["run"], "%Y%m%d").replace(tzinfo=UTC)
     named += timedelta(hours=int(groups.get("cycle", "0")))
@@ -106,7 +107,7 @@ def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) 
     if len(stated) == len(names):
         start, end = stated
         if valid and not start <= valid[0] <= valid[1] <= end:
-            text = f"the file covers {rfc3339(start)} to {rfc3339(end)}, its times are {rfc3339(valid[0])} and on"
+            text = f"the file covers {rfc3339(start)} to {rfc3339(end)}, but its times begin at {rfc3339(valid[0])}"
             findings.append((MetadataIssue.TIME_MISMATCH, text))
     elif valid:
         start, end = valid
@@ -119,7 +120,7 @@ def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) 
 
 
 def _moment(value: object) -> datetime | None:
-    """Return the time of an ISO 8601 text (ACDD 1.3), in UTC when it names no zone."""
+    """Return the time of an ISO 8601 text (ACDD 1.3); a text without a zone is in UTC."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
         return moment and (moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
@@ -145,7 +146,7 @@ def _cube(header: NetcdfHeader, placed: Place, covered: Interval) -> dict[str, A
 
 
 def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
-    """Yield the names of variables that locate the values of others (CF 5, 5.6, 7.1)."""
+    """Yield the names of variables that locate other variables' values (CF 5, 5.6, 7.1)."""
     for variable in header.variables.values():
         for attribute in ("coordinates", "bounds", "grid_mapping"):
             yield from variable.text(attribute).replace(":", " ").split()
@@ -183,7 +184,7 @@ def _dimension(header: NetcdfHeader, name: str, placed: Place, covered: Interval
 
 
 def _description(variable: Variable) -> dict[str, str]:
-    """Return description and unit of a variable, as far as it has them."""
+    """Return description and unit of a variable, without the absent ones."""
     description = shown_text(variable.text("long_name")) or shown_text(variable.text("standard_name"))
     texts = {"description": description, "unit": shown_text(variable.text("units"))}
     return {name: text for name, text in texts.items() if text}

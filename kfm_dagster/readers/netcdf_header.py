@@ -1,7 +1,7 @@
 """Header of a NetCDF file: names, attributes, samples of axes, values of coordinates.
 
-Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
-the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`). Only the root group is read.
+Belongs here: NetCDF's names for the objects of HDF5 (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not
+belong here: the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`). Only the root group is read.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Variable:
 class NetcdfHeader:
     """Global attributes, lengths of dimensions, and variables with named dimensions, by name.
 
-    `axes` are variables by their single dimension: the variable of its name (CF 1.11, section 1.3), else its only
-    variable with the attribute `axis`, such as the times of a dimension `tdim`.
+    `axes` has a variable for a dimension: the variable with the dimension's name (CF 1.11, section 1.3), else the only
+    variable along the dimension that has the attribute `axis`, such as the times of a dimension `tdim`.
     """
 
     attributes: Mapping[str, AttributeValue]
@@ -76,19 +76,19 @@ class NetcdfHeader:
     variables: Mapping[str, Variable]
     axes: Mapping[str, Variable]
     values: Callable[[str], Values | None]
-    """Read all stored values of a variable; None for too many, or values that are not numbers."""
+    """Read all stored values of a variable; None if they are too many, or not numbers."""
 
 
 def read_netcdf_header(source: ByteSource, read: Callable[[NetcdfHeader], T]) -> T:
     """Return the result of `read` with the header; coordinates are requested as needed.
 
-    Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds.
+    Raises the errors of `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds.
     """
     return read_hdf5(source, lambda root: read(_header(root)))
 
 
 class NamedDataset(NamedTuple):
-    """A stored variable under NetCDF's names; `attributes` are without the format's own."""
+    """A stored variable under NetCDF's names; `attributes` has none of the format's own."""
 
     name: str
     dataset: Hdf5Dataset
@@ -97,7 +97,7 @@ class NamedDataset(NamedTuple):
 
 
 def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]:
-    """Return lengths of dimensions, and variables of named dimensions. Raises ReadError."""
+    """Return lengths of dimensions, and variables with named dimensions. Raises ReadError."""
     datasets = root.datasets()
     _bound("variables", len(datasets), MAX_VARIABLES)
     _bound("characters in a name", max(map(len, datasets), default=0), MAX_NAME)
@@ -140,7 +140,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
     datasets = {variable.name: variable.dataset for variable in named}
 
     def values(name: str) -> Values | None:
-        """Read the values; None also if the object has no block left to request."""
+        """Read the values; None if they are too many, or if no more blocks may be requested."""
         try:
             storage = datasets[name].storage
             data = storage.values(MAX_COORDINATE_BYTES)
@@ -149,7 +149,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
                 return None
             raise
         code = storage.datatype.struct_code
-        # A signalling NaN of hostile bytes would warn.
+        # Hostile bytes may have a signalling NaN, which would cause a warning.
         with np.errstate(invalid="ignore"):
             return None if code is None else np.frombuffer(data, code).astype(np.float64).reshape(storage.shape)
 
@@ -167,7 +167,7 @@ def _axes(named: Sequence[NamedDataset]) -> dict[str, str]:
     own = {variable.name: variable.name for variable in named if variable.dimensions == (variable.name,)}
     stated = [variable for variable in named if len(variable.dimensions) == 1 and variable.attributes.get("axis")]
     dimensions = [variable.dimensions[0] for variable in stated]
-    # Positions of points, too, may have the attribute, but longitudes and latitudes share a dimension there.
+    # Positions of points may have the attribute, too, but there longitudes and latitudes share a dimension.
     others = {dimension: variable.name for dimension, variable in zip(dimensions, stated, strict=True)}
     return {dimension: name for dimension, name in others.items() if dimensions.count(dimension) == 1} | own
 

@@ -2,7 +2,7 @@
 
 A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
 metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so chunk n proves that n
-chunks were written. Each radial states position and coverage pattern. So no other chunk has to be read. Concatenated in
+chunks were written. Each radial states position and coverage pattern, so no other chunk has to be read. Concatenated in
 order, the chunks are the archive's volume.
 
 Belongs here: the state of a volume, derived from one chunk. Does not belong here: records (`nexrad_messages.py`), the
@@ -49,7 +49,7 @@ from kfm_dagster.readers.nexrad_radar import (
 from kfm_dagster.readers.ranges import BlockCache
 
 FIRST_BYTES = READ_BYTES
-"""Bytes of a chunk that its first request reads."""
+"""Length of the first request for a chunk."""
 START, END = "S", "E"
 """Kinds of chunks: first and last of a volume; the chunks between are I."""
 LATER_VOLUME = "a later volume of the radar"
@@ -75,12 +75,12 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
 
     `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk` and `kind` from the key, and
     `version` from the contract. The header of a first chunk must have this version. `start` and `datetime` are the
-    key's time, common to all chunks of a volume. `end` is the last radial's time; a first chunk has no radial, so it is
-    `start` there. A volume is complete when its last radial has the status "end of volume"; a last chunk without that
-    radial has a finding COMPLETENESS_UNCHECKED. `request.closed` closes a volume that is not complete. Raises
-    ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA
-    for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key, MISSING_GEOLOCATION and
-    INVALID_GEOMETRY for the position.
+    key's time, common to all chunks of a volume. `end` is the last radial's time; it is `start` for a first chunk,
+    which has no radials. A volume is complete when its last radial has the status "end of volume"; a last chunk without
+    such a radial has a finding COMPLETENESS_UNCHECKED. With `request.closed`, a volume that is not complete is marked
+    as closed. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
+    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
+    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     groups = request.groups
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
@@ -97,7 +97,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     unfinished = f"the last chunk does not end its volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
-        # The time in the volume's name has whole seconds, and the first radials may be earlier.
+        # The key's time may be later than the first radials.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
         geometry=coverage(kind, place, chunk.first),
@@ -123,7 +123,7 @@ def _read(source: ByteSource, *, starts: bool) -> Chunk:
     size, is_last = record_size(word)
     missing = place + 4 + size - source.size
     if missing > 0:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the LDM record ends {missing} bytes past the end")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the LDM record ends {missing} bytes past the object")
     if missing < 0:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{-missing} bytes follow the only LDM record of the chunk")
     pattern: Pattern | None = None
@@ -148,7 +148,7 @@ def _read(source: ByteSource, *, starts: bool) -> Chunk:
 
 
 def _check_times(chunk: Chunk, start: datetime) -> None:
-    """Compare the times of header and radials with the key, and their order. Raises ReadError."""
+    """Check the times of header and radials against the key, and their order. Raises ReadError."""
     header = chunk.header.time if chunk.header else start
     first, last = (radial.time if radial else start for radial in (chunk.first, chunk.last))
     in_order = first <= last or chunk.first is None

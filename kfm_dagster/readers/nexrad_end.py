@@ -4,8 +4,8 @@ Three marks show the end of a volume: the last LDM record ends with the object (
 its own end, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut within
 a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. An object cut exactly between two records looks like
 a volume that the radar did not finish (it was restarted, or lost its power): no reader can distinguish these, so the
-volume is read as it is, and `VolumeEnd.unchecked` states why it may be incomplete. Records lost between the first and
-the last are not searched, because that would take a request for each of 30 to 80.
+volume is read as it is, and `VolumeEnd.unchecked` states why it may be incomplete. A loss of records between the first
+and the last is not detected, because a volume has 30 to 80 records, and each would take a request.
 
 Belongs here: reading the end with one or two range requests, or by a bounded read of the whole object if nothing else
 works. Does not belong here: the head (`nexrad_level2.py`).
@@ -58,7 +58,7 @@ class VolumeEnd:
     radial: Radial | None = None
     """The last radial; None when it was not reached."""
     moments: tuple[str, ...] | None = None
-    """Moments of all cuts; None when the read radials do not show them all."""
+    """Moments of all cuts; None if the radials that were read do not show the moments of all cuts."""
     unchecked: str | None = None
     """Why the volume may be incomplete; None when its last radial has the status "end of volume"."""
 
@@ -90,7 +90,7 @@ def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzippe
     """Read a gzipped volume of up to MAX_GZIP_BYTES to its end. Raises ReadError."""
     if source.size > MAX_GZIP_BYTES:
         return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
-    # The cached block with the head, then large blocks that are not kept.
+    # First the cached block with the head, then larger blocks, which are not cached.
     rest = pieces(source, READ_BYTES, source.size, step=GZIP_READ_BYTES)
     stream = Unpacked(chain([stored.read(0, READ_BYTES)], rest), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)
     stream.read(0, HEADER_BYTES)
@@ -165,7 +165,7 @@ def _last_record(tail: bytes) -> bytes | None:
 
 
 def _chained_record(stream: Bytes) -> bytes:
-    """Return the last LDM record, by the sizes of all records before it."""
+    """Return the last LDM record, located by the sizes of all records before it."""
     offset, record = HEADER_BYTES, b""
     while len(word := stream.read(offset, 4)) == 4:
         size, _ = record_size(word)

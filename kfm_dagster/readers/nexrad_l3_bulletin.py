@@ -1,11 +1,12 @@
 r"""The frame of a NEXRAD Level III message: WMO heading, AWIPS identifier, transmission.
 
-An object of the bucket is `T1T2A1A2ii CCCC YYGGgg\r\r\n` (WMO-No. 386, part II, 2.3.2), `NNNXXX\r\r\n` (NWSI 10-1701)
-and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) removes the transmission around
-them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and zlib frames
-instead of the message; the first frame begins with NOAAPort's communications control block and the same heading again.
+An object of the bucket is a heading `T1T2A1A2ii CCCC YYGGgg\r\r\n` (WMO-No. 386, part II, 2.3.2), an AWIPS identifier
+`NNNXXX\r\r\n` (NWSI 10-1701), and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) has
+removed the transmission around these. An object from elsewhere still has it: `SOH CR CR LF number CR CR LF` before,
+`CR CR LF ETX` after, and zlib frames instead of the message. The first of these frames begins with NOAAPort's
+communications control block and the same heading again.
 
-Belongs here: removing that frame within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
+Belongs here: removing all this within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kfm_dagster.readers.base import ReadError
 HEADING_BYTES = 64
 """Maximum bytes of a heading and of the start of transmission before it."""
 FRAME_BYTES = 4000
-"""Maximum bytes in a zlib frame, and the size of all but the last frame (17 frames of a real object)."""
+"""Maximum unpacked bytes of a zlib frame; in a real object of 17 frames, all but the last have this size."""
 MAX_FRAMES = 2048
 
 _START = re.compile(rb"\x01\r\r\n\d{3,5} ?\r\r\n")
@@ -31,19 +32,19 @@ _HEADING = re.compile(
 )
 _END = b"\r\r\n\x03"
 _TEXT_END = b"\xff\xff\n\0"
-"""End of a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end to whole halfwords."""
+"""End of a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end, padded to a halfword."""
 _ZLIB = b"\x78"
-"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message begins with 0, as its code is
-small."""
+"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2). The first byte of a message is 0, because its
+code is below 256."""
 _STORED = 64
-"""More bytes than a frame grows by if it does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
+"""Maximum bytes by which a frame grows if it does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bulletin:
     """An object without its frame. `product` and `site` are the halves of the AWIPS identifier.
 
-    is_closed: the end of its transmission or text exists, so it is not cut. is_text: plain text, not a message.
+    is_closed: the transmission or the text has its end, so the object is not cut. is_text: plain text, not a message.
     """
 
     wmo: str
@@ -78,7 +79,7 @@ def read_bulletin(data: bytes) -> Bulletin:
     """
     start = _START.match(data)
     if start and not data.endswith(_END):
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission and lacks its end")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission, but does not end as one")
     heading = _heading(data, start.end() if start else 0)
     message = data[heading.end() : len(data) - len(_END) if start else len(data)]
     is_zlib = message.startswith(_ZLIB)
@@ -88,11 +89,11 @@ def read_bulletin(data: bytes) -> Bulletin:
         if inner.groups() != heading.groups():
             raise ReadError(
                 MetadataIssue.UNREADABLE_FORMAT,
-                "the zlib frames have another heading",
+                "the heading in the zlib frames is not the heading before them",
             )
         message = plain[inner.end() :]
     wmo = heading["wmo"].decode("ascii")
-    # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.
+    # NO is a notice in plain text (WMO-No. 386, attachment II-5, table B1); radar data have SD, radar status has NX.
     is_text = wmo.startswith("NO")
     has_end = is_text and message.endswith(_TEXT_END)
     return Bulletin(
@@ -117,7 +118,7 @@ def _heading(data: bytes, start: int) -> re.Match[bytes]:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Inflate frame after frame; the bytes behind the last frame are not compressed."""
+    """Inflate frame after frame; the bytes after the last frame are not compressed."""
     plain = bytearray()
     place = 0
     for _ in range(MAX_FRAMES):

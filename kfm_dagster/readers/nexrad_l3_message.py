@@ -3,7 +3,7 @@
 ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
 status message (figure 3-17). A message states its length, its blocks state their lengths and must follow each other to
-the message's end, and a compressed message states its unpacked size. All three must match the bytes. The header's count
+the message's end, and a compressed message states its unpacked size. All these must match the bytes. The header's count
 of blocks is not checked, because a real storm total does not count its tabular block.
 
 Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
@@ -27,7 +27,7 @@ from kfm_dagster.readers.unpacked import Unpacked
 GENERAL_STATUS = 2
 FREE_TEXT = 75
 TDWR = range(180, 188)
-"""Codes of terminal Doppler weather radars only (ICD 2620063, table III)."""
+"""Codes of products that only terminal Doppler weather radars have (ICD 2620063, table III)."""
 CLASSIFICATIONS = (165, 177)
 """Codes of the products whose values are classes of hydrometeors."""
 HYDROMETEORS: Mapping[int, str] = {
@@ -96,7 +96,8 @@ def _places(text: str) -> tuple[int, int] | None:
 
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
-"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c), real ones 0.5 MB."""
+"""Maximum unpacked bytes. Super-resolution products may have 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real
+objects have 0.5 MB."""
 BLOCKS = ("symbology", "graphic", "tabular")
 """Blocks in the order of their numbers and their offsets (figure 3-6)."""
 
@@ -162,7 +163,7 @@ def decode_message(data: bytes) -> Message:
     if length < _HEADER_BYTES:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message of {length} bytes is shorter than its header")
     if length > len(data):
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message has {length} bytes, {len(data)} are there")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message has {length} bytes, the object only {len(data)}")
     surplus = f"{len(data) - length} bytes follow the message" if length < len(data) else None
     decode = _status if code == GENERAL_STATUS else _product
     return decode(data[:length], code, time_of(day, 1000 * seconds) if day else None, radar_id, surplus)
@@ -192,7 +193,7 @@ def _date_and_minute(description: Description, places: tuple[int, int] | None) -
 
 
 def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
-    """Decode figure 3-17. Its length counts the bytes after itself: 82, or 178 since build 14."""
+    """Decode figure 3-17. Its length field counts the bytes after it: 82, or 178 since build 14."""
     if len(data) < _HEADER_BYTES + _STATUS.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a general status message")
     divider, length, mode, _, vcp = _STATUS.unpack_from(data, _HEADER_BYTES)
@@ -224,7 +225,7 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the product description begins with {divider}, expected -1")
     if product != code:
         raise ReadError(
-            MetadataIssue.UNREADABLE_FORMAT, f"the header has product {code}, the product description {product}"
+            MetadataIssue.UNREADABLE_FORMAT, f"the header has product {code}, the product description has {product}"
         )
     volume_day, volume_seconds, product_day, product_seconds, first, second, elevation, third, *later = rest
     parameters, offsets = (first, second, third, *later[:7]), later[7:]
@@ -256,7 +257,7 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
 
 
 def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
-    """Unpack the data behind the description: parameter 8 is the method, 9 and 10 the bytes."""
+    """Unpack the data after the description: parameter 8 is the method, 9 and 10 are the size."""
     method, high, low = parameters[7:]
     size = (high & 0xFFFF) << 16 | (low & 0xFFFF)
     if method != _BZIP2:
@@ -289,7 +290,7 @@ def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], st
             return tuple(names), f"no {name} block begins at byte {start}, the offset in the description"
         if start + length > len(message):
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes too late"
+                MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes past it"
             )
         names.append(name)
         end = max(end, start + length)

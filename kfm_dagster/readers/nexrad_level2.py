@@ -120,8 +120,8 @@ def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
 def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield the messages of the first LDM records (ICD 2620010, 7.3.4).
 
-    `end` is the volume's size in bytes if known. If a record ends beyond it, the object was cut, even when the first
-    radial is complete.
+    `end` is the volume's size in bytes, if known. If a record ends beyond this size, the object was cut, even when the
+    first radial is complete.
     """
     offset = HEADER_BYTES
     for index in range(MAX_RECORDS):
@@ -132,7 +132,7 @@ def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, byte
         start, offset = offset + 4, offset + 4 + size
         if end is not None and offset > end:
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"LDM record {index} ends {offset - end} bytes past the end"
+                MetadataIssue.TRUNCATED_OBJECT, f"LDM record {index} ends {offset - end} bytes past the object"
             )
         step = RADIAL_BYTES if index else METADATA_BYTES
         record = _pieces(volume, start, offset)
@@ -143,7 +143,7 @@ def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, byte
 
 
 FIRST_BYTES = READ_BYTES
-"""Bytes of a volume that its first request reads."""
+"""Length of the first request for a volume."""
 
 TIME_TOLERANCE = timedelta(seconds=60)
 """Maximum difference between the times of the key, the volume header and the first radial.
@@ -158,9 +158,9 @@ LONGEST_VOLUME = timedelta(minutes=30)
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     """Read the head and end of a volume. Conforms to `Reader`.
 
-    `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the earlier of volume header and
-    first radial; `end` is the last radial's time, or the start if unknown (`nexrad:end-known`). `datetime` is the
-    start, because the key's time is cut to seconds. A volume that may be incomplete has a finding
+    `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the time of volume header or first
+    radial, whichever is earlier; `end` is the last radial's time, or the start if unknown (`nexrad:end-known`).
+    `datetime` is the start, because the key's time is cut to seconds. A volume that may be incomplete has a finding
     COMPLETENESS_UNCHECKED. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE
     and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
@@ -202,7 +202,7 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
             f"the first radial has {first:%Y-%m-%dT%H:%M:%SZ}, the last {last.time:%Y-%m-%dT%H:%M:%SZ}; expected "
-            f"up to {LONGEST_VOLUME.seconds} s after it",
+            f"at most {LONGEST_VOLUME.seconds} s later",
         )
 
 
@@ -216,7 +216,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     optional = {
         # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        # A value of the whole volume has a short name; the name of another value includes its part.
+        # A value of the whole volume has a short name; the name of a part's value includes the part.
         "bands": moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),

@@ -3,11 +3,11 @@
 Belongs here: the Item's fields by a product's description. Does not belong here: the layout of an object
 (`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
-Cost: an object is read whole, because only a complete read proves that it is whole. The first request has 256 KiB,
-enough for nearly all real objects; a second request has the rest, up to 4 MiB. bzip2 is unpacked outside the GIL.
+Cost: an object is read whole, because only a complete read proves that it is whole. The first request reads 256 KiB,
+enough for nearly all real objects; a second request reads the rest, up to byte 4 Mi. bzip2 is unpacked outside the GIL.
 
-Footprint: a disc of the product's range around the radar. A product without a range is a Point at the radar's position,
-because a VAD wind profile describes the air above the radar, a status message the radar itself, and a text no area.
+Footprint: a disc of the product's range around the radar. Without a range it is a Point at the radar's position: a VAD
+wind profile describes the air above the radar, a status message describes the radar, and a text describes no area.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ MAX_OBJECT_BYTES = MAX_BLOCKS * FIRST_BYTES
 TIME_TOLERANCE = timedelta(seconds=60)
 """Maximum difference between the times of key and object, as for Level II."""
 LONGEST_GENERATION = timedelta(hours=1)
-"""Maximum time from a volume scan's start to its products: 6 s to 4.5 minutes in real objects; scans take up to 10."""
+"""Maximum time from a volume scan's start to its products. It is 6 s to 4.5 minutes in real objects; a scan takes up to
+10 minutes."""
 ELEVATIONS = (-1.0, 45.0)
 """Bounds of an elevation angle in degrees (ICD 2620001, table V)."""
 _FEET = 0.3048
@@ -65,7 +66,7 @@ _MODES = {0: "maintenance", 1: "clear air", 2: "precipitation"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Content:
-    """Content of an object beside its heading, in any of its forms."""
+    """Content of an object after its heading: a product, a status message or a text."""
 
     code: int
     start: datetime
@@ -80,9 +81,10 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     """Read an object. Conforms to `Reader`.
 
     `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
-    are the start of the volume scan (with SAILS, of the elevation). For an accumulation they are its begin, its end and
-    again its end; for a general status message its time; for a plain text the heading's time. `processing:datetime` is
-    the time of generation. An object with more or fewer bytes than its lengths state has a finding
+    are the start of the volume scan (with SAILS, of the elevation). For an accumulation, start is its begin, end and
+    datetime are its end. For a general status message all three are its time; for a plain text, the heading's time.
+    `processing:datetime` is the time of generation. An object with more or fewer bytes than its lengths state has a
+    finding
     COMPLETENESS_UNCHECKED. A plain text states no length, so it has the finding when the end of its transmission is
     missing. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
@@ -144,7 +146,7 @@ def _message(message: Message, nominal: datetime) -> _Content:
             f"the header has {rfc3339(header_time, timespec='seconds')}, the product was generated at "
             f"{rfc3339(generated, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
         )
-    # Unidata names an object by its volume's start; any time from this start to the product's generation is valid.
+    # Unidata names an object by its volume's start; any time from this start to the product's generation is accepted.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
     begin, end = accumulation(description)

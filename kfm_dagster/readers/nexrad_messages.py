@@ -22,7 +22,7 @@ HEADER_BYTES = 24
 MAX_CUTS = 32
 """Maximum elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
 MAX_BLOCKS = 10
-"""Maximum data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
+"""Maximum data blocks of a radial: three with constants, seven with moments (ICD 2620002, table XVII)."""
 BAND_MHZ = (2700, 3000)
 """Transmitter band of a WSR-88D (ICD 2620002, table XV); before 2008 the table was different, without this field."""
 GATE_M = (50, 2000)
@@ -38,7 +38,7 @@ MOMENTS: Mapping[str, tuple[str, str]] = {
 }
 """Long name and unit of the moments, in the order of their data blocks (ICD 2620002, tables III and XVII-B)."""
 INTERMEDIATE, END_OF_VOLUME = 1, 4
-"""Radial status (ICD 2620002, tables III and XVII): within a cut, and last radial of a whole volume."""
+"""Radial status (ICD 2620002, tables III and XVII) of a radial within a cut, and of the last of a whole volume."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_MS = 86_400_000
@@ -54,7 +54,7 @@ _OPERABILITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Position that the radar states: degrees (WGS 84), feedhorn's metres above mean sea level."""
+    """Position of the radar: degrees (WGS 84), and the feedhorn's metres above mean sea level."""
 
     latitude: float
     longitude: float
@@ -141,7 +141,7 @@ def _radial_31(body: bytes) -> Radial:
     for pointer in _unpack(f">{min(count, MAX_BLOCKS)}I", body, 32):
         block, name = _unpack(">c3s", body, pointer)
         if name == b"VOL":
-            # Table XVII-E: latitude, longitude, site height, feedhorn above it, pattern number.
+            # Table XVII-E: latitude, longitude, height of the site, feedhorn above the site, pattern number.
             latitude, longitude, site, feedhorn, vcp = _unpack(">ffhH20xH", body, pointer + 8)
             position = Position(latitude=latitude, longitude=longitude, height_m=site + feedhorn)
         elif block == b"D":
@@ -164,7 +164,7 @@ def _radial_31(body: bytes) -> Radial:
 
 
 def _radial_1(body: bytes) -> Radial:
-    """Decode ICD 2620002, table III: pointers to three moments, zero if absent, pattern number."""
+    """Decode ICD 2620002, table III: pattern number, pointers to three moments (zero if absent)."""
     milliseconds, day, cut, spacing, *pointers, vcp = _unpack(">IH10xH4xH12x3H2xH", body, 0)
     return Radial(
         message_type=1,
@@ -180,7 +180,7 @@ def _radial_1(body: bytes) -> Radial:
 
 
 def decode_pattern(body: bytes) -> Pattern:
-    """Decode ICD 2620002, table XI: 22 bytes of header, then 46 per cut, with its angle first."""
+    """Decode ICD 2620002, table XI: 22 bytes of header, then 46 bytes per cut, the angle first."""
     number, cuts = _unpack(">4xHH", body, 0)
     angles = (_unpack(">H", body, 22 + 46 * cut)[0] for cut in range(min(cuts, MAX_CUTS)))
     return Pattern(number=number, elevations=tuple(angle * 360 / 65536 for angle in angles))
@@ -192,14 +192,14 @@ def decode_status(body: bytes) -> tuple[str | None, str | None, str | None]:
     Return state, operability and build of the software; None for codes that are not in the table.
     """
     rda, operability, build = _unpack(">HH14xH", body, 0)
-    # Bit 0 of the operability: calibration is not automatic. Builds are in hundredths: 1900 is build 19.0 and
-    # 2210 is 22.1; older radars leave it zero.
+    # Bit 0 of the operability: calibration is not automatic. Builds are in hundredths: 1900 is build 19.0, and 2210 is
+    # 22.1; 0 means that an older radar states no build.
     version = f"{build / 100:.2f}".removesuffix("0") if build else None
     return _RDA_STATUS.get(rda), _OPERABILITY.get(operability & ~1), version
 
 
 def decode_frequency(body: bytes) -> int | None:
-    """Return the frequency in MHz, byte 1092 of ICD 2620002, table XV; None out of band."""
+    """Return the frequency in MHz (ICD 2620002, table XV, byte 1092); None outside BAND_MHZ."""
     (frequency,) = _unpack(">i", body, 1092)
     low, high = BAND_MHZ
     return int(frequency) if low <= frequency <= high else None
@@ -277,8 +277,8 @@ def message_at(header: bytes) -> tuple[int, int, int, int]:
 def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
     """Yield type and body of messages of type 1, 2, 5 and 31, and of type 18's first segment.
 
-    Continues to the end of the stream, which bounds the memory: see `Unpacked` and `BlockCache`.
-    Raises ReadError when the stream ends within such a message.
+    Continues to the end of the stream. The stream bounds the memory: see `Unpacked` and `BlockCache`.
+    Raises ReadError when the stream ends within one of these messages.
     """
     while len(header := stream.read(position, MESSAGE_BYTES)) == MESSAGE_BYTES:
         kind, segment, body_bytes, advance = message_at(header)
@@ -291,7 +291,7 @@ def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
 
 
 def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of the messages of an LDM record without its size. Raises ReadError."""
+    """Yield type and body of an LDM record's messages; `record` has no size. Raises ReadError."""
     stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
     yield from messages(stream, 0)
     if not stream.complete:

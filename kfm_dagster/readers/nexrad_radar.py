@@ -21,9 +21,10 @@ from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
-"""Maximum metres between a radar's stated position and its site's. Real objects differ by 100 m, but the table has one
-position per site, and RKSG moved by 36 km, the farthest known. Other WSR-88Ds are at least 59 km away, except the two
-test radars in Norman. A TDWR may be nearer: only the name in header and radials distinguishes it."""
+"""Maximum metres between the position that a radar states and the position of its site. Real objects differ by 100 m.
+But the table has one position per site, and RKSG moved by 36 km, the farthest known move. WSR-88Ds are at least 59 km
+apart, except two test radars in Norman. A TDWR may be nearer to a WSR-88D, so only the name in header and radials
+distinguishes them."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -33,7 +34,7 @@ RANGE_M = 460_000
 _CODES = ("below-threshold", "range-folded")
 """Meaning of the stored values 0 and 1 of a moment."""
 _BINARY_DEGREES = 0.006
-"""One step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
+"""Tolerance in degrees: one step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +130,7 @@ def _refuse_distant(stated: Position, site: Site) -> None:
 
 
 def kind_of(icao: str, version: str = "") -> RadarKind:
-    """Return TDWR for a site of its table or its format version, else WSR-88D."""
+    """Return TDWR for a volume of version TDWR_VERSION or a site of a TDWR, else WSR-88D."""
     site = sites().get(icao)
     return TDWR if version == TDWR_VERSION else site.kind if site else WSR_88D
 
@@ -137,7 +138,7 @@ def kind_of(icao: str, version: str = "") -> RadarKind:
 def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str) -> None:
     """Compare each part's radar with the radar in the key. Raises ReadError(PLATFORM_MISMATCH).
 
-    The name is blank in headers before 2003, and absent in radials of type 1.
+    The radar's name is blank in headers before 2003, and absent in radials of type 1.
     """
     for name, part in parts.items():
         if part is not None and part.icao not in {"", icao}:
@@ -154,7 +155,7 @@ def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
 
 
 def pattern_findings(kind: RadarKind, number: int | None) -> tuple[tuple[MetadataIssue, str], ...]:
-    """Return a finding for a pattern number that radars of the kind do not have; none for 0."""
+    """Return a finding if radars of the kind do not have the pattern number; no finding for 0."""
     if not number or number in kind.patterns:
         return ()
     expected = ", ".join(map(str, sorted(kind.patterns)))

@@ -1,6 +1,6 @@
-"""Footer of a Parquet file: rows, columns and the ranges of their texts, without a page.
+"""Footer of a Parquet file: rows, columns and the ranges of their texts; no page is read.
 
-The footer is at most MAX_FOOTER_BYTES and takes two requests. It is decoded here and not by pyarrow, which ends the
+The footer has at most MAX_FOOTER_BYTES and takes one or two requests. It is not decoded by pyarrow, which ends the
 process at some corrupt footers. Sources: Apache Parquet, "File Format" and parquet.thrift; Apache Thrift, "Thrift
 compact protocol encoding".
 """
@@ -16,7 +16,7 @@ from kfm_dagster.readers.base import BLOCK_BYTES, ByteSource, ReadError
 
 MAX_FOOTER_BYTES = 1024 * 1024
 MAX_VALUES = 200_000
-"""Maximum values of a footer, which has 60 for each column of a group of rows."""
+"""Maximum values of a footer, which has 60 values for each column of each group of rows."""
 MAX_DEPTH = 16
 """Maximum depth of structures: statistics are the sixth level."""
 _MAGIC = b"PAR1"
@@ -34,7 +34,7 @@ class Footer:
 
     rows: int
     columns: Sequence[str]
-    """Names in order; none if there is no group of rows."""
+    """Names in order; empty if there is no group of rows."""
     ranges: Mapping[str, tuple[bytes, bytes]]
     """Least and greatest value, as stored, of the columns whose statistics have both in every group of rows."""
 
@@ -48,10 +48,10 @@ def read_footer(source: ByteSource) -> Footer:
     if length + len(_MAGIC) > source.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"a footer of {length} bytes in an object of {source.size}")
     if length > MAX_FOOTER_BYTES:
-        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"the footer has {length} bytes; {MAX_FOOTER_BYTES} are read")
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"the footer has {length} bytes; {MAX_FOOTER_BYTES} at most")
     footer = tail[-length:] if length <= len(tail) else _tail(source, length)
     try:
-        # FileMetaData: 3 rows, 4 groups. RowGroup: 1 columns. ColumnChunk: 3 its metadata, with the path at 3.
+        # Field numbers. FileMetaData: 3 rows, 4 groups. RowGroup: 1 columns. ColumnChunk: 3 metadata, with 3 the path.
         file = _Compact(footer[:-_TRAILER]).value(_STRUCT, 0)
         chunks = [[chunk[3] for chunk in group[1]] for group in file[4]]
         names = [b".".join(chunk[3]).decode() for chunk in chunks[0]] if chunks else []
@@ -81,7 +81,9 @@ class _Compact:
         """Return the next value. Raises ReadError(RESOURCE_LIMIT), IndexError and ValueError."""
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a footer of over {MAX_VALUES} values, {MAX_DEPTH} deep")
+            raise ReadError(
+                MetadataIssue.RESOURCE_LIMIT, f"a footer of over {MAX_VALUES} values, or {MAX_DEPTH} levels"
+            )
         match kind:
             case _ if kind in _INTEGERS:
                 number = self._varint()
@@ -106,7 +108,7 @@ class _Compact:
         while head := self._take(1)[0]:
             kind = head & 15
             number = number + (head >> 4) if head >> 4 else self.value(_INTEGERS[0], depth)
-            # The type of a boolean field is its value.
+            # A boolean field has no bytes for its value: its type is the value.
             fields[number] = kind == _TRUE if kind in {_TRUE, _FALSE} else self.value(kind, depth + 1)
         return fields
 
@@ -129,14 +131,14 @@ class _Compact:
 
 def _end(chunk: Mapping[int, Any]) -> int:
     """Return the end of a column chunk."""
-    # ColumnMetaData: 7 size, 9 first data page, 11 dictionary page.
+    # Field numbers of ColumnMetaData: 7 size, 9 first data page, 11 dictionary page.
     first = [at for at in (chunk.get(11), chunk[9]) if at]
     return int(min(first, default=0) + chunk[7])
 
 
 def _range(chunks: Sequence[Mapping[int, Any]]) -> tuple[bytes, bytes] | None:
     """Return a column's least and greatest value."""
-    # ColumnMetaData 12 has them as 6 and 5, before 2017 as 2 and 1.
+    # Field 12 of ColumnMetaData has these as fields 6 and 5, in files before 2017 as fields 2 and 1.
     statistics = [chunk.get(12, {}) for chunk in chunks]
     least = [each.get(6, each.get(2)) for each in statistics]
     greatest = [each.get(5, each.get(1)) for each in statistics]

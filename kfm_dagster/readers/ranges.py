@@ -33,7 +33,7 @@ class BytesSource:
 class BlockCache:
     """Cache of another ByteSource's blocks; adjacent blocks are requested at once.
 
-    A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
+    A read of any of the last `tail_blocks` blocks requests all of these, except the object's first block. A cache
     serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are
     needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size promises.
     """

@@ -24,8 +24,8 @@ _LONGEST_TEXT = 500
 def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
     """Return the fields of a band with values stored as `data_type`, by its attributes.
 
-    Numbers are the file's own, unrounded: value = stored * scale + offset (CF 1.11, 8.1). If `_Unsigned` is set,
-    integers and their fill value are unsigned (NetCDF Users Guide, appendix A).
+    Scale and offset are the file's own numbers, unrounded: value = stored * scale + offset (CF 1.11, 8.1). If
+    `_Unsigned` is set, integers and their fill value are unsigned (NetCDF Users Guide, appendix A).
     """
     unsigned = attributes.get("_Unsigned") == "true" and data_type is not None and data_type.startswith("int")
     stored_type = f"u{data_type}" if unsigned else data_type
@@ -41,7 +41,7 @@ def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue])
 
 
 def shown_text(value: AttributeValue | None) -> str:
-    """Return a text in one line; empty without a text, or if it is unprintable or too long."""
+    """Return a text in one line; empty if the value is not a text, unprintable, or too long."""
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return line if line.isprintable() and len(line) <= _LONGEST_TEXT else ""
 
@@ -73,10 +73,10 @@ _DECIMALS = 9
 
 
 def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -> dict[str, dict[str, Any]]:
-    """Return columns and rows, from the centre of the first cell to that of the last, in `wkt2`.
+    """Return the dimensions of columns and rows, between the centres of the outermost cells.
 
-    `transform` and `shape` are those of the projection extension: (width of a cell, 0, west, 0, minus its height,
-    north), and rows before columns.
+    `transform` and `shape` are those of the projection extension: (cell width, 0, west, 0, minus the cell height,
+    north), and (rows, columns).
     """
     width, _, west, _, height, north = transform
     rows, columns = shape

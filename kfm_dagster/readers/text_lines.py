@@ -1,8 +1,8 @@
 """Lines of an object of text, plain or gzipped, within bounds of requests, bytes and memory.
 
-Only a complete read of a gzip stream shows whether it is whole, so an object of up to `most_bytes` is read to its end
-without keeping it. Of a larger object only the beginning is read, of plain text also the end; `unread` then states
-why lines may be unread. Does not belong here: the meaning of a line.
+Only a complete read of a gzip stream shows whether the stream is whole, so an object of up to `most_bytes` is read to
+its end, block by block. Of a larger object only the beginning is read, and of plain text the end, too; `unread` then
+states why lines may be unread. Does not belong here: the meaning of a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kfm_dagster.readers.base import ByteSource, ReadError
 from kfm_dagster.readers.unpacked import Gunzip, Unpacked, pieces
 
 BEGINNING_BYTES = 256 * 1024
-"""Bytes of an object that its first request reads."""
+"""Length of the first request for an object."""
 READ_BYTES = 1024 * 1024
 """Bytes of each request after the first, and of the end of an object that is not read whole."""
 STEP_BYTES = 256 * 1024
@@ -88,7 +88,7 @@ class TextLines:
 def station_places(
     prefix: str, places: Sequence[tuple[float, float]], elevations: Sequence[float], *, whole: bool
 ) -> dict[str, Any]:
-    """Return properties with a station's distinct places in order, and its last elevation."""
+    """Return properties with a station's distinct places, sorted, and its last elevation."""
     distinct = sorted(set(places))
     properties: dict[str, Any] = {f"{prefix}:elevation-m": elevations[-1]} if elevations else {}
     if 0 < len(distinct) <= MAX_POSITIONS:
@@ -106,7 +106,7 @@ def span(
     `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or a time is not of the year.
     """
     if not last:
-        text = "no row with all columns and a time, or no statistics of the times"
+        text = "no row has all columns and a time, or the statistics lack the times"
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, text)
     start, end = map(moment or utc, (first, last))
     # Compares stamps instead of times, because hour 2400 of the last day is a time of the next year.

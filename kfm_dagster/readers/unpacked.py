@@ -17,7 +17,7 @@ from kfm_dagster.readers.ranges import BytesSource
 
 
 def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) -> Iterator[bytes]:
-    """Yield [start, end) of a source by requests of `step` bytes, the first of `first` if not 0.
+    """Yield [start, end) of a source in requests of `step` bytes, the first of `first` if not 0.
 
     Raises ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes.
     """
@@ -31,7 +31,7 @@ def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) ->
 
 
 class Gunzip:
-    """`zlib` like `bz2.BZ2Decompressor`, with checksum and length verified (RFC 1952, 2.3.1)."""
+    """gzip as a `bz2.BZ2Decompressor`; checksum and length are verified (RFC 1952, 2.3.1)."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -115,7 +115,8 @@ def gunzipped(source: ByteSource, *, limit: int) -> BytesSource:
     packed, gunzip, size = source.read(0, source.size), Gunzip(), 0
     if len(packed) < source.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"only {len(packed)} of {source.size} bytes were returned")
-    # The first pass keeps nothing, so that a hostile stream takes no memory. One byte more shows that it has ended.
+    # The first pass keeps nothing, so a hostile stream takes no memory. With `limit + 1`, a stream of exactly `limit`
+    # bytes can be read to its end.
     steps = pieces(BytesSource(packed), 0, len(packed), step=BLOCK_BYTES)
     stream = Unpacked(steps, gunzip, step=BLOCK_BYTES, limit=limit + 1)
     while piece := stream.read(size, BLOCK_BYTES):
