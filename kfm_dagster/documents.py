@@ -30,9 +30,9 @@ _SHOWN = 120
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser, which takes a fifth of the time of PyYAML's own; PyYAML is sometimes built without it."""
 MOST_LEVELS = 100
-"""Limit of nested lists and mappings, because libyaml's composer recurses and crashes at some ten thousand levels."""
+"""Maximum levels of lists and mappings, because libyaml's composer recurses and crashes at some ten thousand levels."""
 MOST_VALUES = 100_000
-"""Limit of a document's keys and values; an anchored part counts at each use. Our largest contract has about 1,000."""
+"""Maximum keys and values of a document; an anchored part counts at each use. Our largest contract has about 1,000."""
 _WRONG_KEYS = {
     "tag:yaml.org,2002:bool": "is true or false to YAML 1.1: write it in quotes",
     "tag:yaml.org,2002:null": "is nothing to YAML: write it in quotes",
@@ -53,9 +53,9 @@ class _Loader(_PARSER):  # type: ignore[misc]
 def read_yaml(text: str) -> Any:
     """Return a text's only document, None if empty. Raises yaml.YAMLError.
 
-    Wrong keys and excessive size raise it, too. YAML 1.2.2, section 3.2.1.1, requires the keys of a mapping to be
-    unique, but in PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans and
-    `~` is null; such keys are refused.
+    Wrong keys and excessive size raise this error, too. YAML 1.2.2, section 3.2.1.1, requires the keys of a mapping to
+    be unique, but in PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans
+    and `~` is null; such keys are refused.
     """
     _refuse_excess(text)
     loader = _Loader(text)
@@ -102,7 +102,7 @@ def _refuse_excess(text: str) -> None:
 
 
 def _refuse_wrong_keys(tree: yaml.Node) -> None:
-    """Raise ConstructorError for a duplicate key, or a key that YAML reads as a value."""
+    """Raise ConstructorError for a duplicate key, or a key that YAML reads as a boolean or null."""
     seen: set[int] = set()
     rest: list[Any] = [tree]
     while rest:
@@ -126,7 +126,7 @@ def _refuse_wrong_keys(tree: yaml.Node) -> None:
 
 
 class DocumentError(ValueError):
-    """A document does not fit its model; `path` leads to the first fault, `more` counts others."""
+    """A document does not fit its model; `path` has the first fault, `more` counts other faults."""
 
     def __init__(self, *, path: KeyPath, observed: str, expected: str, more: int = 0) -> None:
         super().__init__(f"observed {observed}; expected {expected}")

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 LARGEST = 999_999_999
-"""Nine digits: more than rows, seconds or batches need, and less than the limits of databases, clocks and libraries,
-which refuse larger integers, each in its own way."""
+"""Nine digits: more than rows, seconds or batches need. Databases, clocks and libraries have higher limits, but each
+refuses an integer above its limit in its own way."""
