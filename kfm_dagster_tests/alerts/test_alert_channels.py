@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import apprise
 import pytest
 from pydantic import SecretStr
 
-from kfm_dagster.alerts.evaluator import AlertEvaluator, Endpoint, endpoints_of, send
+from kfm_dagster.alerts.evaluator import Endpoint, endpoints_of, send
 from kfm_dagster.alerts.plan import AlertPlan, Level
 from kfm_dagster.alerts.store import AlertMessage, spoken, trial
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Record, messages, service_url
+from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, evaluator_of, messages, service_url
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 
 SECRET = "hunter2-s3cr3t"
@@ -29,15 +30,8 @@ def endpoint(url: str) -> Endpoint:
 def test_an_alert_s_message_has_cause_run_and_next_steps(
     database: Database, plan: AlertPlan, record: Record, now: Clock, web_server: WebServer
 ) -> None:
-    evaluator = AlertEvaluator(
-        plan=plan,
-        on_divergence=[],
-        max_offset=plan.rules.unlock.window,
-        tau_calib=plan.rules.unlock.window,
-        database=database,
-        clock=now,
-        urls=SecretStr(f"notify={service_url(web_server, 'alerts', user=f'kfm:{SECRET}@')}"),
-    )
+    urls = f"notify={service_url(web_server, 'alerts', user=f'kfm:{SECRET}@')}"
+    evaluator = replace(evaluator_of(database, plan, now, Mailbox(), urls=urls), send=send)
     record.gate("G7", run="r1")
     assert evaluator.evaluate().delivered == 1
     assert evaluator.evaluate().delivered == 0

@@ -9,10 +9,11 @@ from typing import Any
 
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
-from kfm_dagster.contracts.identity import rfc3339, wal_id
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.masking import outline
 from kfm_dagster.operators.stac_register import stac_register
+from kfm_dagster_tests import factories
 
 MD5 = "0123456789abcdef0123456789abcdef"
 DAY = datetime(2025, 12, 3, tzinfo=UTC)
@@ -138,16 +139,12 @@ def _envelope(
         times = {"datetime": rfc3339(end)}
     else:
         times = {"datetime": rfc3339(start), "start_datetime": rfc3339(start), "end_datetime": rfc3339(end)}
-    return Envelope(
-        wal_id=wal_id(dataset=dataset, object_uri=uri, time_range_start=start, object_version=version),
+    return factories.envelope(
         dataset=dataset,
         object_uri=uri,
-        provider="aws",
-        queue="kfm-nodd-primary",
         event_time=end + timedelta(seconds=30),
         time_range_start=start,
         time_range_end=end,
-        schema_version="2.1",
         object_version=version,
         object_size=4_000_000,
         sequencer=sequencer,

@@ -28,6 +28,17 @@ from kfm_dagster_tests.transactions import own_tx
 DAY = "2025-12-03"
 EVENTS = "kfm_dagster.ledger.events"
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-2")
+LEGAL = {
+    (None, "pending"),
+    ("pending", "in_progress"),
+    ("in_progress", "succeeded"),
+    ("in_progress", "failed"),
+    ("failed", "pending"),
+    ("pending", "quarantined"),
+    ("failed", "quarantined"),
+}
+"""The transitions without a person (NODD WAL state machine, section 3), repeated here so that code and test do not
+share errors."""
 HISTORY_BY_MOVE = """
     SELECT dataset, to_status, replay_reason, attempt, count(*) AS moves
     FROM (

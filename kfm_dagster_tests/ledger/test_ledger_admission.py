@@ -12,7 +12,6 @@ import pytest
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import FenceIssue, GateIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import PermanentErrors
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.policy import ReplayReason
@@ -287,7 +286,7 @@ def test_no_automatic_path_touches_a_unit_whose_attempts_are_used_up(bench: Benc
 def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
     limit: int, bench: Bench, contracts: ContractRegistry
 ) -> None:
-    strict = PermanentErrors(codes=[PERMANENT], max_attempts=limit).model_dump()
+    strict = {"codes": [PERMANENT], "max_attempts": limit}
     bench = make_bench(bench.database, with_retry(contracts, permanent=strict))
     hopeless, hopeful = envelope(1), envelope(2)
     bench.ledger.ensure([hopeless, hopeful])
@@ -329,9 +328,7 @@ def test_a_failure_without_attempts_under_a_stricter_contract_does_not_block_oth
     fail(bench, hopeless, PERMANENT)
     bench.clock.advance(1)
     fail(bench, hopeful, TRANSIENT)
-    strict = make_bench(
-        bench.database, with_retry(contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
-    )
+    strict = make_bench(bench.database, with_retry(contracts, permanent={"codes": [PERMANENT], "max_attempts": 1}))
     assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
     other_bench = make_bench(bench.database, ContractRegistry.of([contracts["hrrr"]]))
     assert other_bench.ledger.requeue([hopeful.wal_id], reason="incident") == frozenset()

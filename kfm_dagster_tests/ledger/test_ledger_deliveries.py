@@ -254,18 +254,7 @@ def sidecar(index: int, *, dataset: str = "hrrr") -> IgnoredRecord:
 
 
 def receive_ignored(bench: Bench, *records: IgnoredRecord, number: int = 1) -> None:
-    bench.deliveries.record(
-        [
-            Delivery(
-                message_id=f"m{number}",
-                queue="q",
-                receipt_handle="r",
-                landing_sha256="a" * 64,
-                ignored=records,
-                state=DeliveryState.IGNORED,
-            )
-        ]
-    )
+    bench.deliveries.record([dataclasses.replace(message(number, state=DeliveryState.IGNORED), ignored=records)])
 
 
 def rows(bench: Bench, view: View, *, limit: int = 10_000) -> Sequence[Any]:

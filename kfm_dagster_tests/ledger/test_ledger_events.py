@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import PermanentErrors
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry
@@ -134,7 +133,7 @@ def failing(code: str, attempt: int = 1) -> Act:
     return ending(lambda unit: failed(unit, code), attempt)
 
 
-STRICT = PermanentErrors(codes=["missing_object"], max_attempts=1).model_dump()
+STRICT = {"codes": ["missing_object"], "max_attempts": 1}
 EXHAUSTED, ABSENT = "attempts_exhausted", "missing_object"
 ROLLED_BACK = {"run_id": RUN, "dataset": "nexrad-l2", "because": "token=geheim"}
 RETRY = calling("retry_due", now=Clock.now + timedelta(days=1), limit=9)

@@ -26,6 +26,7 @@ from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.idempotent_node.counting import CODE
 from kfm_dagster_tests.ledger.bench import DAY, make_bench
 from kfm_dagster_tests.ledger.claimer import BITE, contend
+from kfm_dagster_tests.storage.test_database import GROWING
 
 CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 
@@ -85,19 +86,8 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
 ]
 LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
 """Partial indexes over active rows, which a plan may read completely."""
-GROWING = {
-    "nodd_wal_records",
-    "nodd_wal_transitions",
-    "nodd_wal_deliveries",
-    "nodd_wal_delivery_units",
-    "nodd_wal_outcomes",
-    "etl_wal",
-    "etl_steps",
-    "node_output",
-    "stage_audit",
-    "stage_state",
-    "clock_readings",
-}
+READ = GROWING | {"etl_steps", "node_output", "stage_audit", "clock_readings"}
+"""The growing tables, and those of the statements of steps and alerts."""
 STEPS = 2 * MOST
 
 
@@ -169,10 +159,10 @@ def _plan(database: Database, name: str, parameters: dict[str, Any]) -> str:
 def _read_whole(plan: str, text: str) -> set[str]:
     """Return the growing tables that the plan of a statement reads completely."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
-    names = aliases | {table: table for table in GROWING}
+    names = aliases | {table: table for table in READ}
     lines = [line for line in plan.splitlines() if not re.search(LITTLE, line)]
     scanned = re.findall(r"(?:^\s*SCAN|Seq Scan on) (\w+)", "\n".join(lines), re.MULTILINE)
-    return {names[name] for name in scanned if names.get(name) in GROWING}
+    return {names[name] for name in scanned if names.get(name) in READ}
 
 
 def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]:

@@ -30,19 +30,9 @@ from kfm_dagster.ledger.state_machine import (
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.ledger.bench import Bench, make_bench
+from kfm_dagster_tests.ledger.bench import LEGAL, Bench, make_bench
 from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T
 
-# Repeated from the state machine document, section 3, so that code and test do not share errors.
-LEGAL = {
-    (None, "pending"),
-    ("pending", "in_progress"),
-    ("in_progress", "succeeded"),
-    ("in_progress", "failed"),
-    ("failed", "pending"),
-    ("pending", "quarantined"),
-    ("failed", "quarantined"),
-}
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined")
 PAIRS = sorted(itertools.product((None, *STATES), (None, *STATES)), key=str)
 COMPLETE = {

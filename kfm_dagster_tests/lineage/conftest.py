@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.store import Lineage
+from kfm_dagster.storage.database import Database
 
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 
 
@@ -37,3 +41,8 @@ def contract(contracts: ContractRegistry) -> DatasetContract:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "lineage"
+
+
+@pytest.fixture
+def lineage(database: Database, root: Path) -> Lineage:
+    return Lineage(database, str(root), clock=lambda: NOON)

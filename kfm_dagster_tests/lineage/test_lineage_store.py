@@ -54,11 +54,6 @@ from kfm_dagster_tests.transactions import own_tx
 pytestmark = pytest.mark.one_database
 
 
-@pytest.fixture
-def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage(database, str(root))
-
-
 @pytest.mark.clause("OPR-11", "WAL-05")
 def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
     database: Database, root: Path, contract: DatasetContract

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kfm_dagster.lineage.store import Lineage, Link
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.lineage.conftest import NOON
 from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.test_lineage_store import files
@@ -204,14 +204,6 @@ def test_the_same_batch_gives_the_same_bytes_and_needs_no_network_to_read(contra
     assert isinstance(context, dict)  # a string would be fetched as a URL
 
 
-AT = datetime(2025, 12, 3, 0, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage(database, str(root), clock=lambda: AT)
-
-
 def run(name: str) -> IngestRun:
     return replace(ingest_run(), run_id=name)
 
@@ -239,13 +231,13 @@ def test_invalidating_a_run_restores_the_view_and_changes_no_published_file(
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 3
     assert view(lineage, everyone) == published
     withdrawn = lineage.find(activity)
-    assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
+    assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, NOON)
     after = files(root)
     assert written.items() <= before.items() <= after.items()
     added = {Path(name).suffix: content for name, content in after.items() if name not in before}
     assert set(added) == {".jsonld", ".ndjson"}
     [rollback] = [node for node in json.loads(added[".jsonld"])["@graph"] if "kfm:Rollback" in node["type"]]
-    assert rollback["startedAtTime"] == rollback["endedAtTime"] == rfc3339(AT)
+    assert rollback["startedAtTime"] == rollback["endedAtTime"] == rfc3339(NOON)
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 0
     assert files(root) == after
     assert lineage.undelivered().files.batches == 0
@@ -311,7 +303,7 @@ def test_prov_has_activity_and_time_of_each_invalidation(
     assert len(generated) == 3
     [activity] = set(graph.objects(predicate=PROV.wasInvalidatedBy))
     assert (activity, rdflib.RDF.type, PROV.Activity) in graph
-    assert {time.toPython() for time in graph.objects(predicate=PROV.invalidatedAtTime)} == {AT}
+    assert {time.toPython() for time in graph.objects(predicate=PROV.invalidatedAtTime)} == {NOON}
 
 
 @pytest.mark.clause("PCS-03")

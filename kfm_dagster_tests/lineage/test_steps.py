@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,12 +28,12 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, open_energy_meter
 from kfm_dagster.telemetry.measures import Spent
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
+from kfm_dagster_tests.lineage.conftest import NOON
 from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.moments import deaths, dying
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
 MEASURED = Energy(kwh=0.25, gco2e=100.0, method="a meter, DEU")
 KFM = "https://kfm.dev/ns/nodd#"
@@ -45,11 +44,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
     pytest.mark.one_database,
 ]
-
-
-@pytest.fixture
-def lineage(database: Database, root: Path) -> Lineage:
-    return Lineage(database, str(root), clock=lambda: NOON)
 
 
 @pytest.fixture

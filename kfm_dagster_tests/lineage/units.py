@@ -18,9 +18,10 @@ from kfm_dagster.contracts.envelope import (
     StacResult,
     StacStatus,
 )
-from kfm_dagster.contracts.identity import uuid8, wal_id
+from kfm_dagster.contracts.identity import uuid8
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit
+from kfm_dagster_tests.factories import envelope
 
 START = datetime(2025, 12, 3, 0, 1, 17, 600000, tzinfo=UTC)
 RUN_ID = "3b0f1c1e-9f5e-4a53-9c8e-5b7a6a0d6a11"
@@ -40,16 +41,12 @@ def registered(number: int = 0, **changes: Any) -> Envelope:
     key = f"ABI-L1b-RadC/2025/337/00/OR_ABI-L1b-RadC-M6C02_G19_s2025337000{number:05d}.nc"
     uri = f"s3://noaa-goes19/{key}"
     etag = f"{number:032x}"
-    envelope = Envelope(
-        wal_id=wal_id(dataset="goes-abi", object_uri=uri, time_range_start=START, object_version=etag),
+    unit = envelope(
         dataset="goes-abi",
         object_uri=uri,
-        provider="aws",
-        queue="kfm-nodd-primary",
         event_time=datetime(2025, 12, 3, 0, 3, 41, 318000, tzinfo=UTC),
         time_range_start=START,
         time_range_end=datetime(2025, 12, 3, 0, 3, 54, tzinfo=UTC),
-        schema_version="2.1",
         object_version=etag,
         object_size=20_971_520,
         raw=RawReference(
@@ -71,7 +68,7 @@ def registered(number: int = 0, **changes: Any) -> Envelope:
             content_sha256=f"{number:064x}",
         ),
     )
-    return envelope.evolve(**changes)
+    return unit.evolve(**changes)
 
 
 def units(first: int, stop: int) -> list[LineageUnit]:
@@ -91,13 +88,13 @@ def superseded(number: int, *, by: int) -> Envelope:
 
 def repaired(replay: str, **changes: Any) -> Envelope:
     """Return scan 0 after a repair that changed its Item's content."""
-    envelope = registered(attempt=2, replay_run_id=replay, replay_reason="incident")
-    values = {"write_status": StacStatus.UPDATED, "content_sha256": "e" * 64, "replaces": envelope.wal_id}
-    return with_stac(envelope, **{**values, **changes})
+    unit = registered(attempt=2, replay_run_id=replay, replay_reason="incident")
+    values = {"write_status": StacStatus.UPDATED, "content_sha256": "e" * 64, "replaces": unit.wal_id}
+    return with_stac(unit, **{**values, **changes})
 
 
-def with_stac(envelope: Envelope, **changes: Any) -> Envelope:
-    return envelope.evolve(stac=dataclasses.replace(envelope.stac, **changes))
+def with_stac(unit: Envelope, **changes: Any) -> Envelope:
+    return unit.evolve(stac=dataclasses.replace(unit.stac, **changes))
 
 
 def readable(root: Path) -> Counter[tuple[str, str]]:

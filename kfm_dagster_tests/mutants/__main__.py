@@ -58,27 +58,21 @@ def run(
     begun = time.monotonic()
     if end < float("inf"):
         end -= CONFIRMING * max(end - begun, 0)
-    waiting = _Queue(chosen)
+    waiting, lock = iter(chosen), Lock()
+
+    def take() -> Mutant | None:
+        with lock:
+            return next(waiting, None)
+
     with ThreadPoolExecutor(copies) as pool:
-        parts = [pool.submit(_examine, waiting, end=end, cpu_seconds=cpu_seconds) for _ in range(copies)]
+        parts = [pool.submit(_examine, take, end=end, cpu_seconds=cpu_seconds) for _ in range(copies)]
     return [examined for part in parts for examined in part.result()]
 
 
-class _Queue:
-    """A queue of mutants for several threads."""
-
-    def __init__(self, mutants: Iterable[Mutant]) -> None:
-        self._mutants, self._lock = iter(mutants), Lock()
-
-    def take(self) -> Mutant | None:
-        with self._lock:
-            return next(self._mutants, None)
-
-
-def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examined]:
+def _examine(take: Callable[[], Mutant | None], *, end: float, cpu_seconds: float) -> list[Examined]:
     """Examine mutants in a copy; exit if its tests import another package or do not run."""
     examined: list[Examined] = []
-    if (mutant := waiting.take()) is None:
+    if (mutant := take()) is None:
         return examined
     with copied() as copy:
         if (folder := imported_from(copy)) != copy.folder / "kfm_dagster":
@@ -90,7 +84,7 @@ def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examine
                 break
             examined.append(result)
             say(f"{result.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
-            mutant = waiting.take()
+            mutant = take()
         return copy.confirmed(examined)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import libcst as cst
 import libcst.matchers as m
@@ -55,21 +54,6 @@ PROSE = m.SimpleString(m.MatchRegex(r"(?s).*\s.*")) | m.FormattedString(
 """A text with a space is prose, whose wording tests do not hold; it is not mutated or removed."""
 
 
-class Candidate(Protocol):
-    """A possible change."""
-
-    @property
-    def file(self) -> str:
-        """Return the file's path from the root."""
-
-    @property
-    def line(self) -> int:
-        """Return the number of the line where it begins."""
-
-    def mutant(self, root: Path) -> Mutant | None:
-        """Make the change; None if the result is not valid in its language."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PythonCandidate:
     """A change of a Python syntax tree."""
@@ -109,6 +93,10 @@ class SqlCandidate:
         shown = self.text[begin:end], self.text[begin : edit.start] + edit.new + self.text[edit.end : end]
         choice = nearest.tree(root).of_sql(self.file, self.line)
         return _mutant(self, shown=shown, texts=(self.text, edit.applied(self.text)), choice=choice)
+
+
+Candidate = PythonCandidate | SqlCandidate
+"""A possible change: its file from the root, and the line where it begins."""
 
 
 def _mutant(

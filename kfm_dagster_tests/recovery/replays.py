@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -114,11 +112,6 @@ class Stand:
         """Return an engine with other limits."""
         limits: dict[Environment, Limits] = {**LIMITS, env: replace(LIMITS[env], **changes)}
         return ReplayEngine(pipeline=self.pipeline, limits=limits)
-
-    def type_by_hand(self, sql: str, **parameters: Any) -> int:
-        """Run SQL as from a database shell; return the number of rows."""
-        with self.pipeline.database.engine.begin() as connection:
-            return connection.execute(sa.text(sql), parameters).rowcount
 
 
 def open_stand(home: Path, url: str, **settings: Any) -> Stand:

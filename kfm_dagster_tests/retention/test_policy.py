@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import pytest
 import sqlalchemy as sa
-import yaml
 
 from kfm_dagster.configs import CardError, own_folder
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.errors import SchemaVersionError
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
@@ -28,7 +24,6 @@ from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_rol
 from kfm_dagster_tests.databases import as_role, ask, refusal
 from kfm_dagster_tests.factories import envelope, landed_path, received_long_ago
 from kfm_dagster_tests.ledger.bench import make_bench
-from kfm_dagster_tests.schemas import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'version: "1.0.0"\nkeep:\n'
@@ -78,14 +73,6 @@ def test_no_deployment_starts_with_a_wrong_policy(tmp_path: Path) -> None:
     (tmp_path / RETENTION).write_text(f"{HEAD}  landing: 1d\n", encoding="utf-8")
     with pytest.raises(CardError, match="15d at least: SQS may deliver a message again"):
         Configuration.load(Settings(configs_dir=tmp_path))
-
-
-def test_the_published_schema_equals_the_model_and_accepts_the_shipped_card() -> None:
-    schema = json.loads((ROOT / "docs" / "spec" / "retention.schema.json").read_text(encoding="utf-8"))
-    assert schema == json_schema(RetentionPolicy, urn="kfm:nodd:retention:v1")
-    validator = jsonschema_rs.Draft202012Validator(schema)
-    validator.validate(yaml.safe_load((own_folder() / RETENTION).read_text(encoding="utf-8")))
-    assert not validator.is_valid({"version": "1.0.0", "keep": {"ledger": "30d"}})
 
 
 BUCKET = "kfm-retention"
@@ -169,15 +156,3 @@ def test_a_role_that_was_a_deployments_keeps_nothing_of_it(
     grant_retention_role(owner, retention_role)
     assert refusal(retention, "DELETE FROM outbox") == NO_RIGHT
     assert refusal(retention, "UPDATE nodd_wal_records SET status = status") == NO_RIGHT
-
-
-@pytest.mark.clause("BEY-10", "SEC-07")
-def test_a_role_that_lacks_a_newer_schema_is_told_which_rights_are_its_own(
-    owner: Database, postgres_url: str, retention_role: str
-) -> None:
-    with owner.transaction() as tx:
-        newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
-        tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
-    with pytest.raises(SchemaVersionError) as refused:
-        Database.open(as_role(postgres_url, retention_role))
-    assert str(refused.value).endswith(f"next: run kfm init --retention-role {retention_role} as the owner")

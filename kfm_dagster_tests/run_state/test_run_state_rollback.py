@@ -111,20 +111,16 @@ class Platform:
     run_states: RunStateStore
     tables: Tables
     folder: Path
-    branch: str
 
     def run(self, run_id: str) -> list[str]:
         """Run every node under the run contract; return the nodes that ran."""
         nodes = [
             Capitalize(self.tables, *names) for names in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))
         ]
-        for node in nodes:
-            self.commit(node, run_id)
-        return [node.writes for node in nodes if node.calls]
-
-    def commit(self, node: Capitalize, run_id: str) -> None:
         store = LocalStore(self.folder / "storage", mkdir=True)
-        execute(stage_runner(self.database, self.run_states, store, lakefs_branch=self.branch), node, run_id=run_id)
+        for node in nodes:
+            execute(stage_runner(self.database, self.run_states, store, lakefs_branch=BRANCH), node, run_id=run_id)
+        return [node.writes for node in nodes if node.calls]
 
     def is_consistent(self) -> bool:
         """Return whether every output corresponds to its input."""
@@ -141,7 +137,7 @@ def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Plat
     def build(configured: str, tables: Tables) -> Platform:
         for name, text in INPUTS.items():
             tables[name] = text
-        return Platform(database, Place(database, configured, BRANCH).open(), tables, tmp_path, BRANCH)
+        return Platform(database, Place(database, configured, BRANCH).open(), tables, tmp_path)
 
     return build
 
@@ -199,7 +195,7 @@ def test_after_a_lakefs_revert_only_nodes_with_changed_inputs_run(
 @pytest.mark.clause("RSP-03", "RSP-04", "RSP-05", "RSP-07")
 def test_the_run_contract_holds_over_every_store(place: Place, tmp_path: Path) -> None:
     place.branch = BRANCH
-    platform_of_test = Platform(place.database, place.open(), dict(INPUTS), tmp_path, BRANCH)
+    platform_of_test = Platform(place.database, place.open(), dict(INPUTS), tmp_path)
     assert platform_of_test.run("run") == ALL
     for _ in range(2):
         assert platform_of_test.run("run") == []

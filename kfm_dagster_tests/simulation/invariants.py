@@ -21,6 +21,7 @@ from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import replay_history
 from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
+from kfm_dagster_tests.ledger.bench import LEGAL
 from kfm_dagster_tests.simulation.memory import rows
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.services import Message
@@ -28,18 +29,6 @@ from kfm_dagster_tests.simulation.world import LEASE_SECONDS, UNITS_PER_RUN, Wor
 from kfm_dagster_tests.transactions import own_tx
 
 TERMINAL = frozenset({"succeeded", "quarantined"})
-FREE = frozenset(
-    {
-        (None, "pending"),
-        ("pending", "in_progress"),
-        ("in_progress", "succeeded"),
-        ("in_progress", "failed"),
-        ("failed", "pending"),
-        ("pending", "quarantined"),
-        ("failed", "quarantined"),
-    }
-)
-"""The transitions without a person (NODD WAL state machine, section 3), repeated here and not imported."""
 OVERRIDES = frozenset({("succeeded", "pending"), ("quarantined", "pending")})
 HELD = {
     "claims": "SELECT wal_id FROM nodd_wal_records WHERE status = 'in_progress' AND ingest_run_id = ? AND dataset = ?",
@@ -203,7 +192,7 @@ class Account:
         """WSM-02: only transitions of the state machine, each from the unit's status."""
         unit = self.units.get(change.wal_id)
         stood = None if unit is None else unit.status
-        if (change.from_status, change.to_status) not in FREE | OVERRIDES or change.from_status != stood:
+        if (change.from_status, change.to_status) not in LEGAL | OVERRIDES or change.from_status != stood:
             raise ViolationError("transitions_are_legal", f"{change}, stood {stood}")
 
     def overrides_are_decided(self, change: Change, governed: set[tuple[str, int]]) -> None:

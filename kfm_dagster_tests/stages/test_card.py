@@ -20,6 +20,7 @@ from kfm_dagster.cli.main import kfm
 from kfm_dagster.configs import CardError, own_folder, parse
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.ingest.chain import read_configuration
+from kfm_dagster.retention import RETENTION, RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import (
     POSSIBLE,
@@ -54,6 +55,7 @@ CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__ini
     if page.parent.name not in {"adr", "spec"}
 ]
 MODELS: dict[str, type[BaseModel]] = {
+    RETENTION: RetentionPolicy,
     STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan, ANNOUNCEMENTS: AnnouncementPlan,
 }  # fmt: skip
 WRONG: dict[str, list[tuple[str, str, str, str]]] = {

@@ -22,7 +22,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
-from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
+from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role, grant_retention_role
 from kfm_dagster_tests.databases import as_role, ask, created, drop_role, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, make_bench
@@ -207,18 +207,24 @@ def test_the_owner_of_a_postgresql_database_grants_a_role_of_a_valid_name(
     sqlite.dispose()
 
 
-def test_a_deployment_does_not_migrate_and_names_the_role_that_does(
-    owner: Database, deployment_url: str, role: str
+@pytest.mark.clause("BEY-10")
+def test_a_role_does_not_migrate_and_names_the_command_that_does(
+    owner: Database, deployment_url: str, role: str, retention_role: str
 ) -> None:
+    grant_retention_role(owner, retention_role)
     with owner.transaction() as tx:
         newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
         tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
-    with pytest.raises(SchemaVersionError) as refused:
-        Database.open(deployment_url)
-    assert str(refused.value) == (
-        "the database has an older schema than this release needs, and this role may not migrate it; "
-        f"observed schema {newest - 1}; expected {newest}; next: run kfm init --role {role} as the owner"
-    )
+    for url, option in (
+        (deployment_url, f"--role {role}"),
+        (as_role(deployment_url, retention_role), f"--retention-role {retention_role}"),
+    ):
+        with pytest.raises(SchemaVersionError) as refused:
+            Database.open(url)
+        assert str(refused.value) == (
+            "the database has an older schema than this release needs, and this role may not migrate it; "
+            f"observed schema {newest - 1}; expected {newest}; next: run kfm init {option} as the owner"
+        )
 
 
 def test_an_empty_database_must_first_be_migrated_by_its_owner(owner: Database, role: str) -> None:
