@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_properties import MRMS, parameters
 from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.fuzz.specimens import Specimen
 from kfm_dagster_tests.readers.reading import CONTRACTS as REGISTRY
 from kfm_dagster_tests.readers.reading import metadata_of, unit_of
 from kfm_dagster_tests.readers.truth.comparison import real_objects
@@ -124,43 +125,35 @@ def test_messages_missing_in_the_index_fail_and_without_an_index_in_the_contract
     assert (metadata.status, codes(metadata)) == (CheckStatus.SUSPECT, {"completeness_unchecked"})
 
 
-class Sample(NamedTuple):
-    dataset: str
-    key: str
-    content: bytes
-    lines: str | None = None
-
-    def under(self, dataset: str, key: str) -> Any:
-        """Return the metadata of this object under a key."""
-        index = None if self.lines is None else self.lines.encode()
-        return extract(dataset, key, BytesSource(self.content), index)
+def sample_of(dataset: str, key: str, content: bytes, index: str | None = None) -> Specimen:
+    return Specimen(dataset=dataset, key=key, content=content, index=index.encode() if index else None)
 
 
-def samples_of_models() -> Iterator[Sample]:
+def samples_of_models() -> Iterator[Specimen]:
     """Yield samples of one run and lead that differ in member, grid, parameter or model."""
     for member in ("c00", "p05", "p15", "avg", "spr"):
         for product in ("pgrb2a", "pgrb2s"):
-            yield Sample("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
+            yield sample_of("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
     for region in ("conus", "alaska"):
-        yield Sample("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
+        yield sample_of("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
     for region in ("co", "hi"):
-        yield Sample("nbm", *make_nbm(run=RUN, lead=6, region=region))
+        yield sample_of("nbm", *make_nbm(run=RUN, lead=6, region=region))
     for resolution in ("0p25", "0p50", "1p00"):
-        yield Sample("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
+        yield sample_of("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
     for region in ("atlocn", "global"):
-        yield Sample("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
+        yield sample_of("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
     for region in ("CONUS", "ALASKA"):
         for product in ("PrecipRate_00.00", "MergedRhoHV_19.00"):
-            yield Sample("mrms", *make_mrms(valid=RUN, region=region, product=product))
+            yield sample_of("mrms", *make_mrms(valid=RUN, region=region, product=product))
 
 
-def gaussian_and_headed() -> Iterator[Sample]:
+def gaussian_and_headed() -> Iterator[Specimen]:
     """Yield samples on Gaussian grids and with WMO headings that differ in time or element."""
-    yield Sample("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
+    yield sample_of("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
     for lead in (6, 12):
-        yield Sample("cfs", *make_cfs(run=RUN, lead=lead))
+        yield sample_of("cfs", *make_cfs(run=RUN, lead=lead))
     for element in ("maxt", "minrh", "waveh"):
-        yield Sample("ndfd", *make_ndfd(issued=RUN, element=element))
+        yield sample_of("ndfd", *make_ndfd(issued=RUN, element=element))
 
 
 def renamed() -> Iterator[tuple[str, str]]:
@@ -179,10 +172,11 @@ def test_a_sample_agrees_only_with_its_own_key() -> None:
     samples = [*samples_of_models(), *gaussian_and_headed()]
     keys = [(sample.dataset, sample.key) for sample in samples]
     for sample in samples:
-        assert sample.under(sample.dataset, sample.key).issues == ()
+        source = BytesSource(sample.content)
+        assert extract(sample.dataset, sample.key, source, sample.index).issues == ()
         for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
             if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
-                metadata = sample.under(dataset, key)
+                metadata = extract(dataset, key, source, sample.index)
                 result = (metadata.status, "key_mismatch" in codes(metadata))
                 assert result == (CheckStatus.FAILED, True), (sample.key, key)
 
@@ -209,7 +203,7 @@ def test_an_index_of_another_member_contradicts_the_key() -> None:
     key, content, index = make_gefs(run=RUN, lead=6, member="p05")
     lines = index.splitlines(keepends=True)
     lines[-1] = lines[-1].replace("ENS=+5", "ENS=+6")
-    assert codes(Sample("gefs", key, content, "".join(lines)).under("gefs", key)) == {"key_mismatch"}
+    assert codes(extract("gefs", key, BytesSource(content), "".join(lines).encode())) == {"key_mismatch"}
 
 
 def test_a_value_agrees_by_the_first_pattern_that_the_group_matches() -> None:

@@ -275,17 +275,6 @@ def optical_paths(profile: Exponential, *, geometry: Geometry = Geometry.RAY_TRA
     return np.array([np.sum(beam.n_eff * beam.d_ell) for beam in beams_of(profile, geometry)])
 
 
-def test_on_an_unbent_path_the_sensitivities_equal_the_derivatives() -> None:
-    """The integral of N0 exp(-h / h0) along the effective-earth beam has closed derivatives."""
-    profile = Exponential()
-    derivatives = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
-    for traced, (by_n0, by_scale) in zip(beams_of(profile, Geometry.EFFECTIVE_EARTH), derivatives, strict=True):
-        thinned = 1e-6 * np.exp(-traced.height_m / profile.scale_height_m) * traced.d_ell
-        assert by_n0 == pytest.approx(np.sum(thinned), rel=1e-6, abs=0)
-        expected = profile.n0 * np.sum(thinned * traced.height_m) / profile.scale_height_m**2
-        assert by_scale == pytest.approx(expected, rel=1e-5, abs=0)
-
-
 def test_a_bent_beam_s_sensitivities_equal_those_of_smaller_steps() -> None:
     """A denser atmosphere bends the beam lower, which the sensitivity must include."""
     profile = Exponential()

@@ -130,11 +130,13 @@ def outcome(read: Callable[..., HeaderMetadata], *args: Any, **options: Any) -> 
         return error.code
 
 
+def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
+    return [code for code, _ in metadata.findings]
+
+
 def is_unchecked(result: Outcome) -> bool:
     """Return whether the object was read with the finding that its completeness is unchecked."""
-    return isinstance(result, HeaderMetadata) and [code for code, _ in result.findings] == [
-        MetadataIssue.COMPLETENESS_UNCHECKED
-    ]
+    return isinstance(result, HeaderMetadata) and codes(result) == [MetadataIssue.COMPLETENESS_UNCHECKED]
 
 
 def rewritten(content: bytes, change: Change) -> bytes:

@@ -30,12 +30,12 @@ from kfm_dagster.demo.samples.grib2_messages import (
 from kfm_dagster.demo.samples.hrrr import REGIONS, make_hrrr
 from kfm_dagster.demo.samples.naqfc import make_naqfc
 from kfm_dagster.demo.samples.ndfd import make_ndfd
-from kfm_dagster.readers.base import HeaderMetadata, ReadError
+from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import duration
-from kfm_dagster_tests.readers.reading import Oversized, code_of, header_of
+from kfm_dagster_tests.readers.reading import Oversized, code_of, codes, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -47,10 +47,6 @@ unindexed = partial(read, has_sidecars=False)
 
 def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dict[str, str]:
     return {"date": day, "cycle": cycle, "lead": f"{lead:02d}", "region": "conus", "product": "sfc"}
-
-
-def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
-    return [code for code, _ in metadata.findings]
 
 
 # Extents of all points of the Alaska sample grid by ecCodes 2.50.0 (longitudes 0 to 360).

@@ -13,10 +13,9 @@ import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.mrms import make_mrms
-from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_gzip import FIRST_BYTES, MAX_PACKED_BYTES, MAX_UNPACKED_BYTES
-from kfm_dagster_tests.readers.reading import code_of, header_of
+from kfm_dagster_tests.readers.reading import code_of, codes, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 VALID = datetime(2025, 12, 3, 6, 2, 39, tzinfo=UTC)
@@ -29,10 +28,6 @@ read = partial(header_of, "grib2-gzip", key=KEY)
 
 def refusal(content: bytes) -> MetadataIssue:
     return code_of(read, content)
-
-
-def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
-    return [code for code, _ in metadata.findings]
 
 
 def codes_of(*classes: tuple[int, str]) -> list[dict[str, Any]]:
