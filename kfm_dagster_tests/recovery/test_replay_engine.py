@@ -338,7 +338,7 @@ def test_the_spec_s_change_reference_is_the_default(stand: Stand) -> None:
     person = Decision(actor="person", reason="fixed")
     run = stand.engine.start(selection(labels={"incident_id": "INC-3"}), person)
     assert run.decision.change_ref == "INC-3"
-    with pytest.raises(UnknownReplayReasonError, match=r"observed just-because; .* or add the word to reasons of"):
+    with pytest.raises(UnknownReplayReasonError, match=r"observed just-because; .* or add it to `reasons` in"):
         stand.engine.plan(selection(labels={"replay_reason": "just-because"}))
 
 
