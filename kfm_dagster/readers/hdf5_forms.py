@@ -27,6 +27,8 @@ MAX_MEMBERS = 16
 """Maximum members of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
 MAX_DEPTH = 4
 """Maximum levels of nested types; a list of references has 2."""
+KEPT = 256
+"""Datatypes and dataspaces that are not checked again. A dataset's files repeat some dozen, each a hundred times."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}
@@ -70,6 +72,7 @@ def check_message(kind: int, body: bytes, *, version: int) -> None:
         raise unreadable(f"a message of type {kind:#x}")
 
 
+@lru_cache(maxsize=KEPT)
 def check_datatype(body: bytes) -> None:
     """Check a datatype message and the types within it. Raises ReadError."""
     _datatype(body, 0, MAX_DEPTH)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 
 import numpy as np
@@ -20,6 +21,7 @@ from kfm_dagster.readers import hdf5_forms as forms
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5_forms import (
     CHECKSUM_BYTES,
+    KEPT,
     MAX_RANK,
     check_datatype,
     check_message,
@@ -256,6 +258,7 @@ def datatype(body: bytes) -> Datatype:
     return decoded
 
 
+@lru_cache(maxsize=KEPT)
 def known_datatype(body: bytes) -> Datatype | None:
     """Decode a checked integer, float or text type (IV.A.2.d); return None for other types."""
     kind, bits, size = body[0] & 0x0F, body[1], element_size(body)
@@ -277,6 +280,7 @@ def is_reference_lists(body: bytes) -> bool:
     return kind == 9 and base == 7 and int.from_bytes(body[12:16], "little") == 8
 
 
+@lru_cache(maxsize=KEPT)
 def shape(body: bytes) -> tuple[int, ...]:
     """Return the extents of a dataspace message (IV.A.2.b); () for a scalar, (0,) for no value."""
     version, rank, flags = body[0], body[1], body[2]
