@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 from pydantic import SecretStr
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
@@ -175,11 +176,14 @@ def test_failed_sign_ins_are_limited_by_address_and_logged(
     assert attempt(TOKENS["anna"]) == 303
 
 
-def test_the_number_of_remembered_addresses_is_bounded() -> None:
+def test_beyond_the_bound_only_the_address_with_the_oldest_attempt_is_dropped() -> None:
     attempts = session.SignInAttempts()
-    for number in range(session.MOST_ADDRESSES + 10):
-        attempts.take(str(number))
-    assert len(attempts._of) == session.MOST_ADDRESSES
+    others = [str(number) for number in range(session.MOST_ADDRESSES - 1)]
+    for address in ["first"] * session.MOST_ATTEMPTS + ["second"] * session.MOST_ATTEMPTS + others:
+        attempts.take(address)
+    with pytest.raises(HTTPException):
+        attempts.take("second")
+    attempts.take("first")
 
 
 def test_a_sign_in_returns_only_to_a_page_of_this_console(console: Console) -> None:
