@@ -4,10 +4,10 @@
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
-All are one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) the position there,
-n_eff the refractive index. Three alignments precede the integrals, in this order: time (the volume's start against its
-reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step takes the result of the
-step before, so that another order is refused.
+All are one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) is the position at
+that distance, n_eff is the refractive index. Three alignments precede the integrals, in this order: time (the volume's
+start against its reference, and the sampling rate f_s), path (gamma(ell), d ell and n_eff), phase (the reference
+window). Each step takes the result of the previous step, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
 (`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
 """
@@ -39,7 +39,7 @@ _Step = TypeVar("_Step")
 
 @unique
 class DeltaForm(StrEnum):
-    """Which form of T_arr was computed."""
+    """Form in which T_arr was computed."""
 
     GENERAL = "general"
     """c_ref is within the integral."""
@@ -59,7 +59,7 @@ class TimeAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathAligned:
-    """Second step: a path whose arrays belong together."""
+    """Second step: a path whose arrays agree."""
 
     time: TimeAligned
     path: BeamPath
@@ -76,7 +76,7 @@ class PhaseAligned:
     elements_before: int
     """Number of the path's elements before the window."""
     elements_within: int
-    """Number of the following elements, within the window."""
+    """Number of the path's elements within the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,11 +196,11 @@ def arrive(
 
 
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
-    """Return the faults of a path's arrays as texts; none when the arrays agree.
+    """Return the faults of a path's arrays as texts; an empty list if the arrays agree.
 
-    sample_m: c_ref / f_s, the distance of light in a vacuum during a sample. No element is longer than the distance
-    that light travels along the path in a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol
-    Card Template v1.0, chapter 3, section III).
+    sample_m: c_ref / f_s, the distance that light travels in a vacuum during a sample. No element may be longer than
+    the distance that light travels along the path during a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff)
+    (Experimental Protocol Card Template v1.0, chapter 3, section III).
     """
     lengths = {
         "gamma_ell": {path.height_m.shape, path.distance_m.shape},
@@ -231,10 +231,10 @@ def _values_at_fault(path: BeamPath) -> list[str]:
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:
-    """Check that every ell is in its own element: between the sums of d ell before and after it.
+    """Check that each ell is in its own element: between the sums of d ell before and with it.
 
-    This holds for rectangles and trapezoids, and for a Gauss rule by the separation theorem of Chebyshev, Markov and
-    Stieltjes (Szego, Orthogonal Polynomials, section 3.41).
+    This holds for the rules of rectangles and trapezoids, and for a Gauss rule by the separation theorem of Chebyshev,
+    Markov and Stieltjes (Szego, Orthogonal Polynomials, section 3.41).
     """
     faults = []
     ends = np.cumsum(path.d_ell)

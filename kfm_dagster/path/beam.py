@@ -23,16 +23,16 @@ EARTH_RADIUS_M = 6_371_000.0
 EFFECTIVE_EARTH_FACTOR = 4 / 3
 """k_e of Doviak and Zrnic (1993), section 2.2.3.1, for the standard gradient of refractivity near the ground."""
 MIN_ELEVATION_DEG, MAX_ELEVATION_DEG = -2.0, 90.0
-"""Wider than the antenna's range (ICD 2620002, table XI: -1 to 45 degrees), up to the zenith."""
+"""Bounds of an elevation, wider than the antenna's (ICD 2620002, table XI: -1 to 45 degrees): 90 is the zenith."""
 NODES_PER_PANEL = 8
 PANEL_M = 30_000.0
-"""Longest panel of the rule. The error of eight nodes grows with the 16th power of the panel's length over the scale
-height. At 30 km it is below 1e-15 of the integral of n through the exponential atmosphere, even in the zenith."""
+"""Longest panel of the rule. The error of eight nodes grows with the 16th power of (panel length / scale height). At 30
+km it is below 1e-15 of the integral of n through the exponential atmosphere, even for a beam to the zenith."""
 
 _SETTLED_M = 1e-8
-"""Tracing ends when no height changes by more: the rounding error of a path of 500 km."""
+"""Tracing ends when no height changes by more than this, the rounding error of a path of 500 km."""
 _MAX_ROUNDS = 60
-"""Each round reduces the error to less than length / earth's radius of it; 500 km take eight rounds."""
+"""Each round multiplies the error by less than (length / earth's radius); 500 km take eight rounds."""
 
 
 @unique
@@ -40,18 +40,18 @@ class Geometry(StrEnum):
     """How a beam bends."""
 
     EFFECTIVE_EARTH = "effective-earth"
-    """Straight over an earth of 4/3 its radius (Doviak and Zrnic, 1993, equations 2.28b and c)."""
+    """Straight over an earth with 4/3 of its radius (Doviak and Zrnic, 1993, equations 2.28b and c)."""
     RAY_TRACED = "ray-traced"
     """By Bouguer's law, n r cos(theta) = constant, through the profile's own gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
-    """A beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); all (points,).
+    """A beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); of shape (points,).
 
     ell: metres from the antenna along the beam, ascending. d_ell: metres, the element of each ell; the elements sum to
     extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level. n_eff:
-    refractive index, dimensionless. `arrival.align_path` checks the arrays, not this class.
+    refractive index, dimensionless. This class does not check the arrays; `arrival.align_path` does.
     """
 
     elevation_deg: float
@@ -104,15 +104,15 @@ def trace(
 ) -> tuple[BeamPath, ...]:
     """Trace the beams of an antenna, all at once, up to range_m along each.
 
-    antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges that must end a panel, so that an
-    integral may be split there. Raises PathError for an invalid angle, height or range, and when a ray does not settle.
+    antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges where a panel must end, so that
+    integrals can be split there. Raises PathError for an invalid angle, height or range, and if a ray does not settle.
     """
     angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, splits_m=splits_m))
     rule = quadrature(range_m, splits_m=splits_m, panel_m=panel_m)
     if geometry is Geometry.EFFECTIVE_EARTH:
         height, distance = _effective_earth(rule.ell, angles[:, None, None], antenna_height_m)
     else:
-        # A diverging ray is refused because it does not settle.
+        # A ray that diverges needs no warning: it does not settle, and is refused.
         with np.errstate(over="ignore", invalid="ignore"):
             height, distance = _ray_traced(rule, angles[:, None, None], antenna_height_m, profile)
     index = profile(height)
@@ -149,12 +149,13 @@ def quadrature(range_m: float, *, splits_m: tuple[float, ...] = (), panel_m: flo
 def _partial_integrals() -> Floats:
     """Return A[i, j]: the integral from -1 to node i of the Lagrange polynomial of node j.
 
-    Shape (nodes, nodes). The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k, exact by the rule.
+    Shape (nodes, nodes). The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k; the rule is exact
+    for its coefficients.
     """
     nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     degrees = np.arange(NODES_PER_PANEL)
     at_nodes = np.polynomial.legendre.legvander(nodes, NODES_PER_PANEL)
-    # The integral of P_k from -1 is (P_k+1 - P_k-1) / (2k + 1), and of P_0 it is 1 + x.
+    # The integral of P_k from -1 to x is (P_k+1 - P_k-1) / (2k + 1); for P_0 it is 1 + x.
     integrals = np.empty((NODES_PER_PANEL, NODES_PER_PANEL))
     integrals[:, 0] = 1 + nodes
     integrals[:, 1:] = (at_nodes[:, 2:] - at_nodes[:, :-2]) / (2 * degrees[1:] + 1)
@@ -165,7 +166,7 @@ def _partial_integrals() -> Floats:
 def _effective_earth(ell: Floats, angles: Floats, antenna_height_m: float) -> tuple[Floats, Floats]:
     """Return height and distance by Doviak and Zrnic (1993), equations 2.28b and c.
 
-    The height is computed without the difference of two radii.
+    The height is computed without the difference of two radii, which would lose digits.
     """
     radius = EFFECTIVE_EARTH_FACTOR * EARTH_RADIUS_M
     square = ell * (ell + 2 * radius * np.sin(angles))
@@ -178,9 +179,9 @@ def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profi
     """Solve the ray's equations at all nodes together, starting from the effective-earth ray.
 
     dr/dl = sin(theta), dphi/dl = cos(theta) / r and, from Bouguer's law (n r cos(theta) is constant along the ray,
-    Born and Wolf, section 3.2), dtheta/dl = cos(theta) (1/r + n'/n). Unlike a quadrature over height, these have no
-    singularity at a horizontal beam. Each round of Picard's iteration gains more than a digit over a path much shorter
-    than the earth's radius.
+    Born and Wolf, section 3.2), dtheta/dl = cos(theta) (1/r + n'/n). Unlike a quadrature over height, these equations
+    have no singularity at a horizontal beam. If the path is much shorter than the earth's radius, each round of
+    Picard's iteration gains more than a digit.
     """
     height, _ = _effective_earth(rule.ell, angles, antenna_height_m)
     angle = np.broadcast_to(angles, height.shape)
@@ -196,7 +197,7 @@ def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profi
     raise PathError(
         "a ray does not settle in this profile",
         observed=f"heights that still change by {change:g} m",
-        expected=f"{_SETTLED_M:g} m after {_MAX_ROUNDS} rounds",
+        expected=f"at most {_SETTLED_M:g} m after {_MAX_ROUNDS} rounds",
         next_step="take a shorter range or a profile without ducts",
     )
 
@@ -223,7 +224,7 @@ def _checked(
 
 
 def _flat(values: Floats) -> Floats:
-    """Return the panels in a read-only array, which the beams of a volume share."""
+    """Return the panels as one read-only array, which the beams of a volume can share."""
     flat = values.reshape(-1)
     flat.flags.writeable = False
     return flat

@@ -1,7 +1,7 @@
 """Path quantities with their units, and the report on their dimensions (gate G4).
 
 Belongs here: `pint` at the boundary; everything within the package computes with plain SI numbers. Does not belong
-here: the consequence of a failed report (gates), or the file of the report.
+here: the consequence of a failed report (gates), or storing the report.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ QUANTITIES: Mapping[str, tuple[str, str, Callable[[Arrival], float]]] = {
     ),
     "f_s": ("Hz", "1 / [time]", lambda beam: beam.f_s_hz),
 }
-"""Quantity > its unit, its dimension as pint writes it, and its value. `n_eff` is the mean along the path, `ell` the
-path's extent, `reference_window` its length."""
+"""Unit, dimension (as pint writes it) and value of each quantity. `n_eff` is the mean along the path, `ell` is the
+path's extent, `reference_window` is the window's length."""
 
 EQUATIONS: Mapping[str, str] = {
     "( ∫ ( n_eff / c_ref ) d ell )": "T_arr",
     "( 1 / c_ref ) * ( ∫ n_eff d ell )": "T_arr",
     "( 2π / λ_ref ) * ( ∫ n_eff d ell )": "Phi",
 }
-"""Right side > the quantity with its dimension (pipeline card, chapter 7, section VIII)."""
+"""Left side of each equation by its right side; both must have the dimension of the quantity on the left (pipeline
+card, chapter 7, section VIII)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +74,10 @@ def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[
 
 
 def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry, ...]:
-    """Compare every quantity with its dimension, and every equation's right side with its left.
+    """Compare the dimensions of every quantity, and of both sides of every equation.
 
-    quantities: by the names of QUANTITIES, numbers or arrays; a missing quantity is observed as `missing`, an unknown
-    quantity is expected as `unknown`. A value that is not a pint quantity has no dimension and fails.
+    quantities: numbers or arrays by the names of QUANTITIES. A missing quantity is observed as `missing`, a quantity of
+    another name is expected as `unknown`. A value that is not a pint quantity has no dimension and fails.
     """
     import pint  # noqa: PLC0415 - as above
 

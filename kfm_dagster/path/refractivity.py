@@ -1,7 +1,7 @@
 """Radio refractivity of the atmosphere by height: the profiles for tracing a beam.
 
 Belongs here: n and its gradient as functions of height, from ITU-R recommendations P.453-14 (08/2019) and P.835-6
-(12/2017). Does not belong here: the beam in them (`beam.py`).
+(12/2017). Does not belong here: tracing a beam through a profile (`beam.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 REFERENCE_N0 = 315.0
 """N-units: mean refractivity of the atmosphere, extrapolated to sea level (P.453-14, Annex 1, section 2.1)."""
 REFERENCE_SCALE_HEIGHT_M = 7350.0
-"""Scale height for REFERENCE_N0 (P.453-14, Annex 1, section 2.1); both hold for terrestrial paths."""
+"""Scale height for REFERENCE_N0 (P.453-14, Annex 1, section 2.1). Both values hold for terrestrial paths."""
 
 _N_UNIT = 1e-6
 """n = 1 + N * 1e-6 (P.453-14, Annex 1, section 1)."""
@@ -51,7 +51,8 @@ _UPPER_PRESSURE = (95.571899, -4.011801, 6.424731e-2, -4.789660e-4, 1.340543e-6)
 _VAPOUR_G_M3, _VAPOUR_SCALE_KM = 7.5, 2.0
 """Water vapour density at sea level and its scale height (P.835-6, Annex 1, section 1.2)."""
 _MIN_MIXING_RATIO = 2e-6
-"""Ratio of vapour pressure to total pressure, constant above the height of its minimum (P.835-6, Annex 1, 1.2)."""
+"""Minimum ratio of vapour pressure to total pressure; above the height where the ratio reaches this value, it stays
+constant (P.835-6, Annex 1, section 1.2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,8 @@ class MeanAnnualGlobal:
     """P.835's mean annual global reference atmosphere with its water vapour.
 
     P.835-6, Annex 1, sections 1.1 and 1.2. Below the sea, the lowest layer continues. The atmosphere ends at 100 km
-    with 1e-4 N-units; above, n is 1. The gradient has steps at layers, so integrals in 5 km panels are exact to 1e-10.
+    with 1e-4 N-units; above, n is 1. The gradient jumps between layers, and this limits the accuracy of an integral:
+    with panels of 5 km its relative error is below 1e-10.
     """
 
     def __call__(self, height_m: Floats) -> Floats:
@@ -114,14 +116,14 @@ def refractivity(*, pressure_hpa: Any, temperature_k: Any, vapour_pressure_hpa: 
 def reference_state(height_m: Any) -> tuple[Any, Any, Any]:
     """Return temperature (K), pressure (hPa) and water vapour pressure (hPa) by P.835.
 
-    For the mean annual global atmosphere; an array of heights in metres up to 100 km, real or complex.
+    height_m: an array of heights in metres up to 100 km, real or complex. The atmosphere is the mean annual global one.
     """
     height_km = height_m / 1000
     upper = height_km.real >= _UPPER_KM
     below = np.where(upper, 0.0, height_km)
     temperature, pressure = _lower(_GEOPOTENTIAL_KM * below / (_GEOPOTENTIAL_KM + below))
     if upper.any():
-        # Lower heights are clipped, because the regime's square root is not defined for them.
+        # Heights below _UPPER_KM are clipped, because the square root in `_upper` is not defined for them.
         above = np.clip(height_km.real, _UPPER_KM, _TOP_KM) + 1j * np.imag(height_km)
         high_temperature, high_pressure = _upper(above if np.iscomplexobj(height_m) else above.real)
         temperature = np.where(upper, high_temperature, temperature)

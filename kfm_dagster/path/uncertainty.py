@@ -1,10 +1,10 @@
 """Uncertainty of arrival times and phases: covariances from the uncertainties of the inputs.
 
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
-the consequence when it cannot (gate G7).
+the consequence of a matrix that cannot (gate G7).
 
 Beams of a volume have the atmosphere and the clock in common; the position of a target within its range gate differs
-by beam. Only time has the clock's uncertainty, and only phase has the wavelength's.
+by beam. Only time has the uncertainty of the clock, and only phase has the uncertainty of the wavelength.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from kfm_dagster.path.refractivity import Exponential, Floats
 GATE_M = 250.0
 """Length of a range gate (ICD 2620002, table XVII-B), if the volume does not state it."""
 SYMMETRY = 1e-12
-"""Difference of two mirrored correlations that counts as rounding."""
+"""Maximum difference of two mirrored correlations that counts as rounding."""
 LEAST_EIGENVALUE = 1e-12
-"""Least eigenvalue of correlations, above the rounding of some dozen rows; below it a covariance counts as singular."""
+"""Correlations with a smaller eigenvalue count as singular. The limit exceeds the rounding error of a matrix of some
+dozen rows."""
 
 _STEP = 1e-3
-"""Relative step of the central differences; their error is the step's square, a millionth."""
+"""Relative step of the central differences, whose relative error is about the square of the step, a millionth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sigmas:
     """Standard uncertainties of the inputs.
 
-    n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the
-    network. range_m: a uniform position within a range gate. clock_s is assumed: 0.1 us, uniform.
+    n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the area
+    of the NEXRAD network. range_m: a uniform position within a range gate. clock_s is assumed: 0.1 us, uniform.
     """
 
     n0: float = 30.0
@@ -43,7 +44,7 @@ class Sigmas:
 
 
 OpticalPaths = Callable[[Exponential], Floats]
-"""From an atmosphere to the optical paths of all beams of a volume in metres, shape (beams,)."""
+"""Function from an atmosphere to the optical paths of all beams of a volume, in metres, shape (beams,)."""
 
 
 def sensitivities(optical_paths: OpticalPaths, profile: Exponential) -> Floats:
@@ -63,7 +64,7 @@ def sensitivities(optical_paths: OpticalPaths, profile: Exponential) -> Floats:
 def path_covariance(by_input: Floats, *, end_index: Floats, sigmas: Sigmas) -> Floats:
     """Return the covariance of the optical paths of all beams in m^2, shape (beams, beams).
 
-    by_input: as from `sensitivities`; end_index: n_eff at the end of each beam, shape (beams,).
+    by_input: as from `sensitivities`; end_index: refractive index at the end of each beam, shape (beams,).
     """
     scaled = by_input * (sigmas.n0, sigmas.scale_height_m)
     covariance: Floats = scaled @ scaled.T + np.diag((end_index * sigmas.range_m) ** 2)
@@ -98,7 +99,7 @@ def phase_covariances(
 
 
 def covariance_faults(matrix: Floats) -> list[str]:
-    """Return as texts why a matrix cannot be a covariance; none when it can.
+    """Return the reasons why a matrix cannot be a covariance; an empty list if it can.
 
     A covariance is symmetric and positive definite. Correlations are checked, so that the rows' units do not matter.
     """

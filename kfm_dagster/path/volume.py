@@ -1,7 +1,7 @@
 """The beams of a NEXRAD volume: from its Item to arrival times, phases and their covariance.
 
-Belongs here: the relevant facts of a volume, and the sources of facts that it does not state. Does not belong here:
-reading a volume (`readers/`), integrals (`arrival.py`), storing results.
+Belongs here: the facts of a volume that its beams need, and defaults of facts that a volume does not state. Does not
+belong here: reading a volume (`readers/`), integrals (`arrival.py`), storing results.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ BAND_MHZ = (2700.0, 3000.0)
 """Transmitter band of a WSR-88D (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
 HELD_AGAINST = MeanAnnualGlobal()
 """Atmosphere for comparison, with its own water vapour. The declared uncertainty has to cover the difference between
-this atmosphere and that of the tracing."""
+this atmosphere and the atmosphere through which beams are traced."""
 _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
 _PANEL_GATES = 10
-"""Range gates per panel of a beam's rule. The longest element, 0.18 of a panel, must not exceed the two range gates
-that light travels in a sample."""
+"""Range gates per panel of a beam's rule. The longest element, 0.18 of a panel, must not exceed two range gates, which
+is the distance that light travels in a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -88,7 +88,7 @@ class VolumeFacts:
 
     @property
     def f_s_hz(self) -> float:
-        """Sampling rate of the echo, a sample for each gate there and back: c / ( 2 * gate_m )."""
+        """Sampling rate of the echo: a sample for each way to a gate and back, c / ( 2 * gate_m )."""
         return SPEED_OF_LIGHT_M_S / (2 * self.gate_m)
 
     @property
@@ -99,7 +99,7 @@ class VolumeFacts:
 
     @property
     def lambda_sigma(self) -> float:
-        """Relative standard uncertainty of wavelength: uniform over the stated step, else the band."""
+        """Relative standard uncertainty of the wavelength: uniform in _STATED_MHZ, else in the band."""
         low, high = BAND_MHZ
         if self.frequency_mhz is None:
             return (high - low) / math.sqrt(12) / ((high + low) / 2)
@@ -122,11 +122,11 @@ class PathOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
-    """The arrivals of a volume, by beam. Equal facts share beams and covariances.
+    """The arrivals of a volume, by beam. Volumes with equal facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
-    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: of the optical paths through
-    HELD_AGAINST, in standard uncertainties of the atmosphere, shape (beams,).
+    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: optical path through HELD_AGAINST minus the beam's optical
+    path, divided by its standard uncertainty due to the atmosphere, shape (beams,).
     """
 
     facts: VolumeFacts
@@ -138,12 +138,12 @@ class PathArrival:
 
     @property
     def sample_m(self) -> float:
-        """Metres that light travels in a vacuum in a sample: c_ref / f_s."""
+        """Metres that light travels in a vacuum during a sample: c_ref / f_s."""
         return self.arrivals[0].c_ref_m_s / self.arrivals[0].f_s_hz
 
 
 def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the distinct elevations of a volume in degrees, ascending; none when unknown.
+    """Return the distinct elevations of a volume in degrees, ascending; empty when unknown.
 
     properties: those of a NEXRAD Item. The recorded cuts have priority, then the volume's own pattern (message 5), then
     the pattern of its number. Impossible angles, as in a message 5 of noise, are left out.
@@ -195,7 +195,7 @@ def path_arrival(
 
 @lru_cache(maxsize=64)
 def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
-    """Return the arrivals of a volume that begins at its reference; others differ by the offset.
+    """Return the arrivals of a volume that begins at its reference time: with offset 0.
 
     Cached, because the network has 160 sites and few patterns, but 40,000 volumes a day, processed site by site. An
     entry takes 1 MB.
