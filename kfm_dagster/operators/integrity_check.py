@@ -1,7 +1,7 @@
 """integrity-check: check that an object is as announced, whole, and of the declared format.
 
-Belongs here: the checks that need a single request, and the severity of findings, which metadata-extract uses, too.
-Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers (`metadata_extract.py`).
+Belongs here: the checks that need a single request, and the severities of findings, also for metadata-extract. The
+operator only reads. Does not belong here: opening the object (`storage/objects.py`), headers (`metadata_extract.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
-"""Default severities of codes that a contract need not name. Such a finding does not prove that the object is wrong."""
+"""Default severities of codes that a contract need not name. These findings do not prove that the object is wrong."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
 """An unavailable store proves nothing about the object, so a contract cannot lower this severity."""
@@ -90,7 +90,7 @@ def integrity_check(
 
 
 def unreadable(contract: DatasetContract, error: Exception) -> Integrity:
-    """Integrity of an object that cannot be opened, requested or checked."""
+    """Return the integrity of an object that cannot be opened, requested or checked."""
     if isinstance(error, ObjectReadError):
         finding = (error.code, str(error.observed))
     else:
@@ -121,7 +121,7 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
 
 
 def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
-    """Compare a size with its peers' sizes at the unit's admission; None if they are too few."""
+    """Compare a size with the peers' sizes at the unit's admission; None with too few peers."""
     if rules.peers is None or envelope.peer_sizes is None or size == 0:
         return None
     peers = PeerSizes(*envelope.peer_sizes)

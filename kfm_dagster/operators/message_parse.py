@@ -46,7 +46,7 @@ from kfm_dagster.notifications.messages import UNCHECKED, Authenticity, SenderVe
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
-"""`schema_version` of a unit from a listing, without a message."""
+"""`schema_version` of a unit that comes from a listing, so has no message."""
 
 MAX_REJECTIONS = 100
 """Maximum distinct rejections of a message. S3 sends one record per message, but 1 MiB can hold 500,000 records."""
@@ -84,7 +84,8 @@ class Ignored(IgnoredRecord):
 class ParsedMessage:
     """A parsed message: each record, in order, is an envelope, ignored, or rejected.
 
-    Two records of an object give two envelopes with the same `wal_id`. `positions` are the envelopes' record indexes.
+    Two records of an object give two envelopes with the same `wal_id`. `positions` has the record index of each
+    envelope.
     """
 
     message_id: str
@@ -125,7 +126,8 @@ class _Opened(NamedTuple):
 class _Rejections:
     """Rejections of a message, bounded in number however many records the message has.
 
-    Identical rejections are counted. After MAX_REJECTIONS distinct rejections, new ones are only counted by code.
+    Identical rejections are counted. After MAX_REJECTIONS distinct rejections, further rejections are only counted, by
+    code.
     """
 
     def __init__(self, message_id: str, earlier: Iterable[Rejection] = ()) -> None:
@@ -325,7 +327,8 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
     """Parse a NEXRAD chunk message. Raises MessageError.
 
-    The event time is that of the notification, because the message only has the volume's start, up to 10 min earlier.
+    The event time is the time of the notification. The message has only the volume's start, which may be 10 minutes
+    earlier.
     """
     bucket = require_text(record, "S3Bucket")
     key = require_text(record, "Key")
@@ -359,7 +362,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Route a record by bucket and key, because `configurationId` can name another satellite."""
+    """Route a record by bucket and key; its `configurationId` may name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.every.announced.get((topic, bucket))
     if announced is None:
@@ -384,7 +387,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
 
 
 def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
-    """Return a created sidecar's ETag, or '' without a valid one; None for any other event."""
+    """Return a created sidecar's ETag, '' without a valid ETag; None for any other event."""
     name = record.get("eventName")
     if ignored.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
         return None
@@ -395,7 +398,7 @@ def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Map
 
 
 def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -> bool:
-    """Return whether an event is a removal that the contract permits, and not a creation.
+    """Return True for a removal that the contract ignores, and False for a creation.
 
     Raises MessageError for any other event.
     """

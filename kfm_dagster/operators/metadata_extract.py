@@ -74,7 +74,7 @@ def metadata_extract(
 
 
 def unreadable(contract: DatasetContract, error: Exception) -> Metadata:
-    """Metadata of an object whose headers cannot be read or checked."""
+    """Return the metadata of an object whose headers cannot be read or checked."""
     if isinstance(error, ObjectReadError):
         finding = (MetadataIssue.STORAGE_UNAVAILABLE, str(error.observed))
     else:
@@ -140,7 +140,7 @@ def _read(
 
 
 def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRules) -> HeaderMetadata:
-    """Return the header; if the object states no place, add the contract's area to it."""
+    """Return the header; if the object states no place, with the contract's area as its place."""
     areas = (
         area
         for group, by_text in rules.areas.items()
@@ -153,7 +153,7 @@ def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRu
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
-    """Return contradictions between object and key by `key_values`; `layers.X` means each layer."""
+    """Return contradictions of object and key by `key_values`; `layers.X` is X of each layer."""
 
     def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")

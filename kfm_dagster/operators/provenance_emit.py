@@ -1,7 +1,8 @@
 """provenance-emit: emit the lineage of every unit of a batch whose Item is in the catalog.
 
 The only operator that writes lineage. It covers units for which stac-register returned created, updated or no-op. A
-failure rolls nothing back. A unit whose lineage failed on one path is `partial`, and a later replay emits the rest.
+failure rolls nothing back. A unit whose lineage failed on one of its two paths (OpenLineage, PROV-O) is `partial`; a
+later replay emits the missing lineage.
 """
 
 from __future__ import annotations
