@@ -1,7 +1,7 @@
 """A small map of footprints as an SVG picture.
 
-A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. It depends on geometry
-alone, so that the same geometry gives the same picture.
+A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. It depends only on geometry,
+so the same geometry gives the same picture.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def draw(
 
     Returns None without geometries.
 
-    geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    too many are sampled evenly. Land and borders take up to 17 kB. `links` are the opening tags of the geometries'
-    links; among equal outlines, the last link is used.
+    geometries are GeoJSON points, polygons and the like, split at the antimeridian. Equal outlines are drawn once; if
+    there are too many, an even sample is drawn. Land and borders take at most 17 kB. `links` are the opening tags of
+    the geometries' links; among equal outlines, the last link is used.
     """
     tags = dict(zip_longest((tuple(_rings(geometry)) for geometry in geometries), links))
     every = sorted(tags)

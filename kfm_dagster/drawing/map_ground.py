@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is shorter than one of latitude by the cosine, bounded because it vanishes at the poles.
+    # A degree of longitude is a degree of latitude times the cosine, which is bounded because it is 0 at the poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -89,7 +89,7 @@ LEAST_AREA = 6.0
 LEAST_LENGTH = 6.0
 """Minimum length of a drawn border, in pixels."""
 STATES_FROM = 5.0
-"""Minimum pixels per degree of longitude to draw borders of states; on a map of the world they would be a blot."""
+"""Minimum pixels per degree of longitude to draw borders of states; on a map of the world they would hide the land."""
 _DEGREES = 0.01
 """Degrees per unit of the file."""
 _LAND, _STATE = "land", "state"
@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window, cached because days of a dataset share it."""
+    """Return sea, land and borders of a window (cached: days of a dataset share a window)."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
