@@ -51,11 +51,11 @@ MD5 = "d50110"
 """Multihash prefix of an MD5 digest (table of multiformats). Items have their object's ETag in this form."""
 PARQUET = "application/vnd.apache.parquet"
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
-"""Coordinates of a field by GDAL's tags, which are seconds since 1970."""
+"""Coordinates of a field, and GDAL's tags that have them in seconds since 1970."""
 UNPLACED = 32769
-"""GRIB2 grid template whose values GDAL reads without coordinates; these are computed from the Item."""
+"""GRIB2 grid template whose values GDAL reads without coordinates; the coordinates are computed from the Item."""
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
-"""Maximum unpacked bytes of a gzipped object; real ones have up to 72 MiB (`readers/isd.py`)."""
+"""Maximum unpacked bytes of a gzipped object; real objects have at most 72 MiB (`readers/isd.py`)."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
 
 
@@ -71,7 +71,7 @@ def open_source(
     catalog: str | None = None,
     **properties: object,
 ) -> Any:
-    """Open an Item, or the newest Item of a dataset, or one of its fields.
+    """Open an Item or one of its fields; a dataset's id opens the dataset's newest Item.
 
     `source` is an Item, the address of its file, or a dataset's id. An id opens the dataset's `latest` Item with the
     field and the properties. `source` may also be a virtual store, or several as one array (`stores`). `field` names
@@ -79,9 +79,9 @@ def open_source(
     DataArray for a field, else a Dataset. A radar volume is xradar's DataTree with a group for each sweep; station
     reports are a pandas DataFrame.
 
-    Raises UnknownNameError if no or several fields have the name, ObjectReadError if the object is gone or was written
-    again after its Item, UnreadableObjectError if the client fails, ConfigurationError for a format without a client,
-    and DependencyUnavailableError if a package of the extra `read` is missing.
+    Raises UnknownNameError if no field or several fields have the name, ObjectReadError if the object is gone or was
+    written again after its Item, UnreadableObjectError if the client fails, ConfigurationError for a format without a
+    client, and DependencyUnavailableError if a package of the extra `read` is missing.
     """
     if isinstance(source, str):
         is_address = source.endswith(".json")
@@ -133,11 +133,11 @@ def best(
     catalog: str | None = None,
     **properties: object,
 ) -> Any:
-    """Return a field along `valid_time`; each time is from the newest run that has it.
+    """Return a field along `valid_time`; each valid time is from the newest run that has it.
 
-    `time` bounds the valid times, by default from the newest run on. Returns a DataArray in memory whose coordinate
-    `reference_time` names the run of each valid time. Items on another grid than the newest Item,
-    such as HRRR's of Alaska, are left out. Raises as `open` does.
+    `time` bounds the valid times; by default they begin at the newest run. Returns a DataArray in memory whose
+    coordinate `reference_time` has the run of each valid time. Items that are not on the grid of the newest Item, such
+    as HRRR's Items of Alaska, are left out. Raises as `open` does.
     """
     start, end = time_range(time)
     if time is None:
@@ -216,7 +216,7 @@ def _file(item: Item) -> io.RawIOBase:
 
 
 def _grid(item: Item, name: str | None) -> Any:
-    """Read a GRIB2 field with GDAL, on projected coordinates; no name means the only field."""
+    """Read a GRIB2 field with GDAL, on projected coordinates; `name` None means the only field."""
     rasterio, rioxarray = package("rasterio"), package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
@@ -237,13 +237,13 @@ def _grid(item: Item, name: str | None) -> Any:
     numpy, properties = package("numpy"), item["properties"]
     parallels = properties.get("grib:gaussian-parallels")
     if parallels is not None and grid.sizes["y"] == 2 * parallels:
-        # GDAL spaces the rows evenly. Those of a Gaussian grid are at the roots of a Legendre polynomial.
+        # GDAL spaces the rows evenly. The rows of a Gaussian grid are at the roots of a Legendre polynomial.
         sines, _ = package("scipy.special").roots_legendre(grid.sizes["y"])
         grid = grid.assign_coords(y=numpy.degrees(numpy.arcsin(sines))[::-1])
     if properties.get("grib:grid-template") == UNPLACED:
         width, _, west, _, height, north = properties["proj:transform"]
         x, y = west + width * (numpy.arange(grid.x.size) + 0.5), north + height * (numpy.arange(grid.y.size) + 0.5)
-        # Rows as RAP writes them begin in the south.
+        # RAP's rows begin in the south.
         grid = grid[::-1].assign_coords(x=x, y=y).rio.write_crs(properties["proj:wkt2"]).rio.write_transform()
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
@@ -258,7 +258,7 @@ def _grid(item: Item, name: str | None) -> Any:
 
 
 def _volume(item: Item) -> bytes:
-    """Return a radar volume; for an Item of chunks, all chunks up to its own, joined."""
+    """Return a radar volume; if the Item's object is a chunk, join it to all earlier chunks."""
     chunks = item["properties"].get("nexrad:chunks")
     href = item["assets"][DATA_ASSET]["href"]
     newest = _content(item)
@@ -286,11 +286,11 @@ def _reports(item: Item) -> Any:
 
 
 def _rows(item: Item) -> Any:
-    """Return rows with `time`, and of GHCN-Daily with `value` in the element's unit."""
+    """Return rows with `time`; rows of GHCN-Daily also have `value`, in the element's unit."""
     pandas, properties, content = package("pandas"), item["properties"], io.BytesIO(_content(item))
     if dialect := properties.get("ghcn:csv"):
         names = {} if dialect["header"] else {"names": properties["ghcn:columns"]}
-        # One character, because a longer one would be a regular expression.
+        # Only one character, because pandas takes a longer delimiter as a regular expression.
         rows = pandas.read_csv(content, sep=dialect["delimiter"][:1], dtype={"DATE": str}, low_memory=False, **names)
     else:
         rows = pandas.read_parquet(content)

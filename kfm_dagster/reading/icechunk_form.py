@@ -1,6 +1,6 @@
 """Virtual stores as an Icechunk repository, which checks the ETags of the indexed objects.
 
-Belongs here: writing the form. Does not belong here: reading it, because Icechunk's own readers do.
+Belongs here: writing a repository. Does not belong here: reading a repository, which Icechunk's own readers do.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kfm_dagster.reading.stores import StoreSource, documents_of, joined
 
 
 def write_icechunk(source: StoreSource, target: str) -> int:
-    """Write stores as one array to a repository, and return the number of its steps.
+    """Write stores as one array to a repository, and return the number of the array's steps.
 
-    `target` is a folder or s3://bucket/prefix. A missing repository is created; else the array replaces the content of
-    its branch `main`. Raises DependencyUnavailableError without the extra, and as `open` does for the stores.
+    `target` is a folder or s3://bucket/prefix. A missing repository is created; in an existing one, the array replaces
+    the content of branch `main`. Raises DependencyUnavailableError without the extra, and as `open` does for stores.
     """
     icechunk = package("icechunk", extra="icechunk")
     cube, region = joined(documents_of(source))

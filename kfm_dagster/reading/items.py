@@ -1,6 +1,6 @@
 """Items of a catalog: search them, or get the newest Item that has a field.
 
-GeoParquet answers where the catalog has it, else the JSON files that every STAC client reads.
+Items are read from GeoParquet if the catalog has it, else from the JSON files that every STAC client reads.
 Does not belong here: the objects that Items describe (`fields.py`).
 """
 
@@ -41,9 +41,9 @@ Bbox: TypeAlias = tuple[float, float, float, float]
 LONGEST_FORECAST = timedelta(days=300)
 """Exceeds the longest time from a run to a valid time: the nine months of NOAA's Climate Forecast System."""
 LONGEST_ACCUMULATION = timedelta(days=31)
-"""Longest time from the begin of an Item to the day that it is filed under: a month's mean."""
+"""Longest time from the begin of an Item to the day of its folder: a month's mean."""
 FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=8)
-"""Time before the end of a Collection that `latest` searches first, and at most; each step doubles it."""
+"""First and longest step by which `latest` searches further back in time; each step is twice the step before it."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -58,10 +58,10 @@ def search(
 ) -> list[pystac.Item]:
     """Return the Items that meet all conditions, by Collection and day.
 
-    `dataset` is the id of a dataset or of a Collection, or several. `time` is a day, a moment, START/END as text (UTC,
-    `..` is open), or a pair of moments, both inclusive. `bbox` is west, south, east, north in degrees; west > east
-    crosses the antimeridian. `properties` are values that the Item has: `**{"hrrr:lead-hours": 6}`. `catalog` is a
-    folder, s3://bucket/prefix or https://host/path; by default that of KFM_CATALOG_URL, else of KFM_HOME.
+    `dataset` is the id of a dataset or of a Collection, or several ids. `time` is a day, a moment, START/END as text
+    (UTC, `..` is open), or a pair of moments, both inclusive. `bbox` is west, south, east, north in degrees; if west >
+    east, it crosses the antimeridian. `properties` are values that the Item has: `**{"hrrr:lead-hours": 6}`. `catalog`
+    is a folder, s3://bucket/prefix or https://host/path; by default KFM_CATALOG_URL, else the catalog in KFM_HOME.
 
     Raises UnknownNameError for an unknown dataset, ConfigurationError for a wrong condition or without a catalog, and
     DependencyUnavailableError if the catalog does not answer.
@@ -88,8 +88,8 @@ def latest(
 ) -> pystac.Item:
     """Return the newest Item whose object has a field.
 
-    Of a model this is the shortest forecast of the newest run with the field; of other data the last Item in time.
-    Raises UnknownNameError if no Item of the last two weeks of the Collection has it, and as `search` does.
+    For a model this is the shortest forecast of the newest run with the field; for other data, the last Item in time.
+    Raises UnknownNameError if no Item of the Collection's last two weeks has the field, and as `search` does.
     """
     opened = CatalogFiles(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
@@ -186,7 +186,7 @@ class CatalogFiles:
         lines = []
         for name in sorted({name for name, *_ in conditions} - known) if known else ():
             near = get_close_matches(name, known)
-            hint = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(known))}"
+            hint = f"similar: {', '.join(near)}" if near else f"known: {', '.join(sorted(known))}"
             lines.append(f"no Item of the newest days has the property {name!r}; {hint}")
         return lines
 
@@ -247,7 +247,7 @@ def equal(properties: Mapping[str, object]) -> tuple[PropertyCondition, ...]:
 def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetime | None]:
     """Return the first and the last moment of a time, both inclusive; None where it is open.
 
-    Raises ConfigurationError for another text, and for an end before the start.
+    Raises ConfigurationError for a text that is not a time, and for an end before the start.
     """
     first, last = time if isinstance(time, tuple) else _ends(time)
     try:
@@ -264,7 +264,7 @@ def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetim
 
 
 def checked_bbox(bbox: Sequence[float | str]) -> Bbox:
-    """Return a box in degrees, of numbers or texts. Raises ConfigurationError for another box."""
+    """Return a box in degrees from numbers or texts. Raises ConfigurationError if it is invalid."""
     with suppress(TypeError, ValueError):
         west, south, east, north = map(float, bbox)
         if -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90:
@@ -277,14 +277,14 @@ def checked_bbox(bbox: Sequence[float | str]) -> Bbox:
 
 
 def to_pystac(address: str, item: dict[str, Any]) -> pystac.Item:
-    """Return the Item of pystac whose file has this address."""
+    """Return an Item as an Item of pystac, with the address of its file."""
     import pystac  # noqa: PLC0415, takes 0.1 s to import
 
     return pystac.Item.from_dict(item, href=address, preserve_dict=False)
 
 
 def read_item(address: str) -> dict[str, Any]:
-    """Return the Item at a path, s3:// or https:// address. Raises UnknownNameError without it."""
+    """Return the Item at a path, s3:// or https:// address. Raises UnknownNameError if missing."""
     folder, _, name = address.rpartition("/")
     if (item := CatalogFiles(folder or ".").read([name]).get(name)) is None:
         raise UnknownNameError("there is no such Item", observed=address)
@@ -298,7 +298,7 @@ def _fields_of(item: Item) -> str:
 
 
 def valid_time(item: Item) -> datetime:
-    """Return the last time of an Item; `datetime` may be null where it has an interval."""
+    """Return the last time of an Item; `datetime` may be null if the Item has an interval."""
     properties = item["properties"]
     return datetime.fromisoformat(properties.get("end_datetime") or properties["datetime"])
 

@@ -18,13 +18,13 @@ Item: TypeAlias = Mapping[str, Any]
 REFERENCE = "forecast:reference_datetime"
 """Property of a forecast: the time of its run (STAC forecast extension)."""
 MOST_NAMES = 10
-"""Names in an error."""
+"""Maximum names that an error lists."""
 _STEP = re.compile(r" (?:anl|[\d-]+ (?:min|hour|day|month|year) .*)$")
 """End of a field's name in its index: the time of the forecast."""
 
 
 def layers_of(item: Item) -> Mapping[str, Mapping[str, int]]:
-    """Return the bytes of an Item's GRIB2 fields by their lines of the index, if it has one."""
+    """Return the byte ranges of an Item's GRIB2 fields by name; empty without an index."""
     return item["assets"][DATA_ASSET].get("grib:layers", {})  # type: ignore[no-any-return]
 
 
@@ -41,7 +41,7 @@ def matches(item: Item, field: str | None, level: str | None = None) -> int:
 def layer(item: Item, field: str | None, level: str | None = None) -> str:
     """Return the name of the only layer or variable that a field's name and level refer to.
 
-    Without a name, all fields are meant. Raises UnknownNameError with the nearest names if there are none or several.
+    `field` None refers to all of them. Raises UnknownNameError with the nearest names unless it is exactly one.
     """
     names = list(layers_of(item) or variables_of(item))
     named = names if field is None else _matches(item, field, level)
@@ -51,7 +51,7 @@ def layer(item: Item, field: str | None, level: str | None = None) -> str:
 def only(item: Item, wanted: str | None, named: Sequence[str], names: Sequence[str]) -> str:
     """Return the only one of the names that `wanted` refers to; None refers to all names.
 
-    Raises UnknownNameError with the nearest of all names if it refers to none or several.
+    Raises UnknownNameError with the nearest of all names if `wanted` refers to none or to several of them.
     """
     if len(named) == 1:
         return named[0]
@@ -66,7 +66,7 @@ def only(item: Item, wanted: str | None, named: Sequence[str], names: Sequence[s
 
 
 def listed(item: Item, names: Sequence[str]) -> str:
-    """Return the first of an Item's names as a text."""
+    """Return the first MOST_NAMES names of an Item's fields as a text."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(spelled(item, name) for name in names[:MOST_NAMES]) + more
 
@@ -80,7 +80,7 @@ def spelled(item: Item, name: str) -> str:
 
 
 def opening(item: Item, address: str) -> str:
-    """Return the line of Python that opens an Item by address; of several layers the first."""
+    """Return the line of Python that opens an Item, or the first of its layers, by address."""
     layers = list(layers_of(item))
     field = f", field={json.dumps(spelled(item, layers[0]))}" if len(layers) > 1 else ""
     return f"kfm.open({json.dumps(address)}{field})"
@@ -91,7 +91,7 @@ def _matches(item: Item, field: str, level: str | None) -> list[str]:
     # The qualifier of a probability has colons, too.
     if layers := {name: _words(name, None) for name in layers_of(item)}:
         whole = [name for name, words in layers.items() if words == wanted]
-        # After this, a layer's name has its forecast time, and the member of an ensemble.
+        # A layer's whole name continues with its forecast time, and the member of an ensemble.
         return whole or [name for name, words in layers.items() if words.startswith(wanted + " ")]
     return [field] if field in variables_of(item) else []
 

@@ -52,5 +52,5 @@ class ReferenceStore(WrapperStore[MemoryStore]):
     ) -> _Buffers:
         return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
 
-    # The base class's method, because it calls `get` of this class; the wrapper's method asks the wrapped store.
+    # The method of the base class calls `get` of this class; the wrapper's own method would call the wrapped store.
     _get_many = Store._get_many  # noqa: SLF001

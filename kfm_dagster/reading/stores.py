@@ -1,8 +1,8 @@
 """Virtual stores of a Collection, opened as zarr and xarray with the indexed objects.
 
-A document of references names the ETag of each object (`followers/virtual/references.py`), and each read has it as its
-condition (If-Match), so an object that was written again raises ObjectReadError. Other clients of reference files make
-no conditions; `unchanged` compares the ETags for them. Does not belong here: opening Items' objects (`fields.py`).
+A document of references has the ETag of each object (`followers/virtual/references.py`), and each read requires this
+ETag (If-Match), so an object that was written again raises ObjectReadError. Other clients of reference files require no
+ETag; `unchanged` compares the ETags for them. Does not belong here: opening Items' objects (`fields.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from kfm_dagster.followers.virtual.references import VirtualCube
 
 StoreSource: TypeAlias = "str | pystac.Item | Item | Sequence[str | pystac.Item | Item]"
-"""The Item of a store, or its references or their address; several are joined to one array."""
+"""A store's Item, references, or address of the references; several stores are joined to one array."""
 PARALLEL = 32
-"""Requests at once of `unchanged`."""
+"""Requests that `unchanged` makes at once."""
 
 
 def stores(
@@ -38,7 +38,7 @@ def stores(
 ) -> list[pystac.Item]:
     """Return the virtual stores of a dataset as Items, by day and name; `time` selects days.
 
-    Raises UnknownNameError if the Collection has no virtual stores, or none of the name, and as `search` does.
+    Raises UnknownNameError if the Collection has no virtual stores, or no store of the name, and as `search` does.
     """
     import pystac  # noqa: PLC0415, takes 0.1 s to import
 
@@ -66,7 +66,7 @@ def stores(
 
 
 def joined(documents: Sequence[Mapping[str, Any]]) -> tuple[VirtualCube, str]:
-    """Return stores as one, with the region of their objects.
+    """Join stores to one, and return it with the region of its objects.
 
     Raises UnknownNameError if they differ in grid, type, scale or unit.
     """
@@ -86,7 +86,7 @@ def joined(documents: Sequence[Mapping[str, Any]]) -> tuple[VirtualCube, str]:
 
 
 def zarr_store(source: StoreSource) -> Any:
-    """Open a store, or several as one array, as zarr-python's. Raises as `open` does."""
+    """Open a store, or several as one array, as a zarr-python store. Raises as `open` does."""
     document, *others = documents = documents_of(source)
     if others:
         from kfm_dagster.followers.virtual.references import references_of  # noqa: PLC0415, as in `joined`
@@ -103,9 +103,9 @@ def open_store(source: StoreSource, **options: Any) -> Any:
 
 @contextmanager
 def unchanged(source: StoreSource) -> Iterator[None]:
-    """Raise ObjectReadError if an object is not the indexed one, before or after the block.
+    """Raise ObjectReadError if an object's version is not the indexed one, before or afterwards.
 
-    If the block ends without an error, the values that another client read in it are those of the store.
+    If no error is raised, the values that another client read within the block are the store's values.
     """
     versions = [version for document in documents_of(source) for version in _versions(document).values()]
 
@@ -126,7 +126,7 @@ def is_store(source: object) -> bool:
 
 
 def documents_of(source: StoreSource) -> list[Mapping[str, Any]]:
-    """Read the references of stores. Raises UnknownNameError without them, ConfigurationError."""
+    """Read the references of stores. Raises UnknownNameError if missing, ConfigurationError."""
     sources = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
     documents = [_read(entry) for entry in sources]
     if not documents or any("kfm" not in document for document in documents):
@@ -143,13 +143,13 @@ def _read(entry: str | pystac.Item | Item) -> Item:
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, RemoteObject]:
-    """Return the objects of a store, which are read in the indexed version alone, by address."""
+    """Return a store's objects by address; each is read only in its indexed version."""
     buckets: dict[str, S3Bucket] = {}
     objects: dict[str, RemoteObject] = {}
     for *_, uri, etag in document["kfm"]["steps"]:
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         if bucket not in buckets:
             buckets[bucket] = s3_bucket(bucket, region=document["kfm"]["region"], anonymous=True)
-        # Its size is unknown, and no request is made for it: references end within the object.
+        # The object's size is unknown, and is not requested, because references end within the object.
         objects[uri] = RemoteObject(buckets[bucket], uri=uri, key=key, size=LARGEST_SIZE, etag=etag)
     return objects

@@ -1,6 +1,7 @@
 """The engine `kfm` of xarray: opens a virtual store by the address of its references.
 
-Assets name it for xpystac. xarray imports all engines to guess which opens a file, so this imports nothing else.
+Assets name the engine for xpystac. xarray imports every engine to guess which of them opens a file, so this module
+imports nothing else.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
             call()
         assert isinstance(refusal.value, KfmError)
         assert text in str(refusal.value)
-    with pytest.warns(UserWarning, match="near it: hrrr:lead-hours"):
+    with pytest.warns(UserWarning, match="similar: hrrr:lead-hours"):
         assert kfm.search("hrrr", **{"hrrr:lead-hour": 1}) == []
     field = kfm.open(quarters, field="GUST surface 45 min fcst")
     assert (field.name, str(field.valid_time.values)[:16]) == ("GUST", "2025-04-02T14:45")

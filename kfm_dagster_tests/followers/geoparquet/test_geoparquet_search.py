@@ -458,9 +458,9 @@ def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
 ) -> None:
     misspelt = call("items", "search", "--where", "plattform=goes-18")
     assert (misspelt.code, misspelt.out) == (0, "none\n")
-    assert misspelt.err == "no Item of the newest days has the property 'plattform'; near it: platform\n"
+    assert misspelt.err == "no Item of the newest days has the property 'plattform'; similar: platform\n"
     strange = call("items", "search", "--where", "eo:cloud_cover<10")
-    assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; they have assets, ")
+    assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; known: assets, ")
     assert "platform, " in strange.err
     assert call("items", "search", "--where", "platform=goes-1").err == ""
     # The result as one file.
