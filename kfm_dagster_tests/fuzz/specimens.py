@@ -20,24 +20,10 @@ import h5py
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.families import FAMILIES
-from kfm_dagster.demo.samples.cfs import make_cfs
-from kfm_dagster.demo.samples.gefs import PRODUCTS as GEFS_PRODUCTS
-from kfm_dagster.demo.samples.gefs import make_gefs
-from kfm_dagster.demo.samples.gfs import PRODUCTS as GFS_PRODUCTS
-from kfm_dagster.demo.samples.gfs import WAVES, make_gfs, make_gfs_wave
-from kfm_dagster.demo.samples.ghcn import ghcn_daily_samples, ghcn_hourly_samples
-from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
+from kfm_dagster.demo.samples import cfs, gefs, gfs, ghcn, goes_abi, hrrr, naqfc, nbm, ndfd
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
-from kfm_dagster.demo.samples.hrrr import PRODUCTS as HRRR_PRODUCTS
-from kfm_dagster.demo.samples.hrrr import REGIONS as HRRR_REGIONS
-from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
-from kfm_dagster.demo.samples.naqfc import make_naqfc
-from kfm_dagster.demo.samples.nbm import PRODUCTS as NBM_PRODUCTS
-from kfm_dagster.demo.samples.nbm import REGIONS as NBM_REGIONS
-from kfm_dagster.demo.samples.nbm import make_nbm
-from kfm_dagster.demo.samples.ndfd import ELEMENTS, make_ndfd
 from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
@@ -212,24 +198,24 @@ def _grib2() -> Iterator[Specimen]:
     run = datetime(2025, 12, 3, 6, tzinfo=UTC)
     objects_of_models: list[tuple[str, tuple[str, bytes, str]]] = []
     for lead in (0, 7, 384):
-        kinds = product(HRRR_REGIONS, HRRR_PRODUCTS if lead < 384 else ())
+        kinds = product(hrrr.REGIONS, hrrr.PRODUCTS if lead < 384 else ())
         objects_of_models += [
-            ("hrrr", make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds
+            ("hrrr", hrrr.make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds
         ]
         objects_of_models += [
-            ("gfs", make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in GFS_PRODUCTS
+            ("gfs", gfs.make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in gfs.PRODUCTS
         ]
-        objects_of_models += [("gfs", make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in WAVES]
-    objects_of_models.append(("gfs", make_gfs(run=run, lead=9, model="gdas")))
-    members = product(("c00", "p30", "avg", "spr"), GEFS_PRODUCTS, (0, 9, 240))
+        objects_of_models += [("gfs", gfs.make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in gfs.WAVES]
+    objects_of_models.append(("gfs", gfs.make_gfs(run=run, lead=9, model="gdas")))
+    members = product(("c00", "p30", "avg", "spr"), gefs.PRODUCTS, (0, 9, 240))
     objects_of_models += [
-        ("gefs", make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members
+        ("gefs", gefs.make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members
     ]
-    kinds = product(NBM_REGIONS, NBM_PRODUCTS, (1, 36, 264))
+    kinds = product(nbm.REGIONS, nbm.PRODUCTS, (1, 36, 264))
     objects_of_models += [
-        ("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds
+        ("nbm", nbm.make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds
     ]
-    objects_of_models += [("cfs", make_cfs(run=run, lead=lead)) for lead in (6, 240)]
+    objects_of_models += [("cfs", cfs.make_cfs(run=run, lead=lead)) for lead in (6, 240)]
     for dataset in ("rap", "refs", "rrfs", "rtma", "urma"):
         samples, count = FAMILIES[dataset]
         objects = {key: content for _, key, content in samples(DAY, count)}
@@ -239,16 +225,16 @@ def _grib2() -> Iterator[Specimen]:
     for dataset, (key, content, index) in objects_of_models:
         yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
     # Objects without indexes: all leads in one object, probabilities, WMO headings before each message.
-    headed = [("ndfd", make_ndfd(issued=run, element=element)) for element in ELEMENTS]
-    for dataset, (key, content) in (("naqfc", make_naqfc(run=run)), *headed):
+    headed = [("ndfd", ndfd.make_ndfd(issued=run, element=element)) for element in ndfd.ELEMENTS]
+    for dataset, (key, content) in (("naqfc", naqfc.make_naqfc(run=run)), *headed):
         yield Specimen(dataset=dataset, key=key, content=content)
 
 
 def _goes_abi() -> Iterator[Specimen]:
     start = datetime(2025, 12, 3, 5, 1, 17, 600_000, UTC)
-    yield from _plain("goes-abi", islice(goes_abi_samples(DAY, 6), 6))
+    yield from _plain("goes-abi", islice(goes_abi.goes_abi_samples(DAY, 6), 6))
     for name, band in (("ABI-L1b-RadC", 13), ("ABI-L2-MCMIPC", None), ("ABI-L1b-RadM1", 2)):
-        key, content = make_goes_abi(product=name, start=start, satellite=19, band=band)
+        key, content = goes_abi.make_goes_abi(product=name, start=start, satellite=19, band=band)
         yield from (
             Specimen(dataset="goes-abi", key=key, content=_rewritten(content, libver=libver, **options))
             for libver, options in (
@@ -312,8 +298,8 @@ _SAMPLES: Mapping[str, Any] = {
     "nexrad-level3": _nexrad_level3,
     "grib2": _grib2,
     "grib2-gzip": lambda: _plain("mrms", islice(mrms_samples(DAY, 8), 8)),
-    "ghcn-daily": lambda: _plain("ghcnd", islice(ghcn_daily_samples(DAY, 6), 6)),
-    "ghcn-hourly": lambda: _plain("ghcnh", islice(ghcn_hourly_samples(DAY, 4), 4)),
+    "ghcn-daily": lambda: _plain("ghcnd", islice(ghcn.ghcn_daily_samples(DAY, 6), 6)),
+    "ghcn-hourly": lambda: _plain("ghcnh", islice(ghcn.ghcn_hourly_samples(DAY, 4), 4)),
     "isd": lambda: _plain("surface-obs", islice(isd_samples(DAY, 4), 4)),
 }
 

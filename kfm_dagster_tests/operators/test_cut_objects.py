@@ -13,13 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
 from kfm_dagster.contracts.quality import Expected, ValueRange, contradictions
-from kfm_dagster.demo.samples.cfs import make_cfs
-from kfm_dagster.demo.samples.gefs import make_gefs
-from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
-from kfm_dagster.demo.samples.hrrr import make_hrrr
-from kfm_dagster.demo.samples.mrms import make_mrms
-from kfm_dagster.demo.samples.nbm import make_nbm
-from kfm_dagster.demo.samples.ndfd import make_ndfd
+from kfm_dagster.demo.samples import cfs, gefs, gfs, hrrr, mrms, nbm, ndfd
 from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_properties import MRMS, parameters
@@ -30,7 +24,7 @@ from kfm_dagster_tests.readers.reading import metadata_of, unit_of
 from kfm_dagster_tests.readers.truth.comparison import real_objects
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
-HRRR_KEY, HRRR, HRRR_INDEX = make_hrrr(run=RUN, lead=7)
+HRRR_KEY, HRRR, HRRR_INDEX = hrrr.make_hrrr(run=RUN, lead=7)
 MESSAGE = HRRR[:188]
 GIB = 1 << 30
 
@@ -133,38 +127,38 @@ def samples_of_models() -> Iterator[Specimen]:
     """Yield samples of one run and lead that differ in member, grid, parameter or model."""
     for member in ("c00", "p05", "p15", "avg", "spr"):
         for product in ("pgrb2a", "pgrb2s"):
-            yield sample_of("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
+            yield sample_of("gefs", *gefs.make_gefs(run=RUN, lead=6, member=member, product=product))
     for region in ("conus", "alaska"):
-        yield sample_of("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
+        yield sample_of("hrrr", *hrrr.make_hrrr(run=RUN, lead=6, region=region))
     for region in ("co", "hi"):
-        yield sample_of("nbm", *make_nbm(run=RUN, lead=6, region=region))
+        yield sample_of("nbm", *nbm.make_nbm(run=RUN, lead=6, region=region))
     for resolution in ("0p25", "0p50", "1p00"):
-        yield sample_of("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
+        yield sample_of("gfs", *gfs.make_gfs(run=RUN, lead=6, resolution=resolution))
     for region in ("atlocn", "global"):
-        yield sample_of("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
+        yield sample_of("gfs", *gfs.make_gfs_wave(run=RUN, lead=6, region=region))
     for region in ("CONUS", "ALASKA"):
         for product in ("PrecipRate_00.00", "MergedRhoHV_19.00"):
-            yield sample_of("mrms", *make_mrms(valid=RUN, region=region, product=product))
+            yield sample_of("mrms", *mrms.make_mrms(valid=RUN, region=region, product=product))
 
 
 def gaussian_and_headed() -> Iterator[Specimen]:
     """Yield samples on Gaussian grids and with WMO headings that differ in time or element."""
-    yield sample_of("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
+    yield sample_of("gfs", *gfs.make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
     for lead in (6, 12):
-        yield sample_of("cfs", *make_cfs(run=RUN, lead=lead))
+        yield sample_of("cfs", *cfs.make_cfs(run=RUN, lead=lead))
     for element in ("maxt", "minrh", "waveh"):
-        yield sample_of("ndfd", *make_ndfd(issued=RUN, element=element))
+        yield sample_of("ndfd", *ndfd.make_ndfd(issued=RUN, element=element))
 
 
 def renamed() -> Iterator[tuple[str, str]]:
     """Yield keys of regions without samples."""
     for dataset, key, region, others in (
-        ("nbm", make_nbm(run=RUN, lead=6)[0], ".co.", (".ak.", ".gu.", ".oc.", ".pr.")),
-        ("gfs", make_gfs_wave(run=RUN, lead=6)[0], ".atlocn.", (".wcoast.", ".epacif.")),
-        ("mrms", make_mrms(valid=RUN)[0], "CONUS", ("CARIB", "GUAM", "HAWAII")),
+        ("nbm", nbm.make_nbm(run=RUN, lead=6)[0], ".co.", (".ak.", ".gu.", ".oc.", ".pr.")),
+        ("gfs", gfs.make_gfs_wave(run=RUN, lead=6)[0], ".atlocn.", (".wcoast.", ".epacif.")),
+        ("mrms", mrms.make_mrms(valid=RUN)[0], "CONUS", ("CARIB", "GUAM", "HAWAII")),
     ):
         yield from ((dataset, key.replace(region, other)) for other in others)
-    yield "gfs", make_gfs_wave(run=RUN, lead=6, region="global")[0].replace(".global.", ".gsouth.")
+    yield "gfs", gfs.make_gfs_wave(run=RUN, lead=6, region="global")[0].replace(".global.", ".gsouth.")
 
 
 @pytest.mark.clause("OPR-26")
@@ -200,7 +194,7 @@ def test_a_real_object_agrees_only_with_keys_of_its_grid_and_parameter(
 
 @pytest.mark.clause("OPR-26")
 def test_an_index_of_another_member_contradicts_the_key() -> None:
-    key, content, index = make_gefs(run=RUN, lead=6, member="p05")
+    key, content, index = gefs.make_gefs(run=RUN, lead=6, member="p05")
     lines = index.splitlines(keepends=True)
     lines[-1] = lines[-1].replace("ENS=+5", "ENS=+6")
     assert codes(extract("gefs", key, BytesSource(content), "".join(lines).encode())) == {"key_mismatch"}

@@ -19,11 +19,12 @@ from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract, MetadataRules
-from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract, unreadable
+from kfm_dagster.operators.metadata_extract import OpenSidecar, unreadable
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.readers.reading import metadata_of
 
 SHIPPED = ContractRegistry.load()["hrrr"]
 # Scripted readers have no native values; `test_cut_objects.py` tests `key_values`.
@@ -68,14 +69,8 @@ def extract(
     def scripted(request: ReadRequest) -> HeaderMetadata:
         return reader if isinstance(reader, HeaderMetadata) else reader(request)
 
-    return metadata_extract(
-        of or unit(),
-        contract=contract,
-        grammar=KeyGrammarReader(contract),
-        source=source or BytesSource(b"GRIB"),
-        open_sidecar=open_sidecar,
-        readers={"grib2": scripted},
-    )
+    own = {"contract": contract, "grammar": KeyGrammarReader(contract), "readers": {"grib2": scripted}}
+    return metadata_of(of or unit(), source or BytesSource(b"GRIB"), open_sidecar=open_sidecar, **own)
 
 
 def codes(metadata: Metadata) -> list[str]:

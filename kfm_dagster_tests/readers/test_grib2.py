@@ -15,8 +15,7 @@ import shapely.geometry
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.demo.samples.cfs import make_cfs
-from kfm_dagster.demo.samples.gfs import make_gfs
+from kfm_dagster.demo.samples import cfs, gfs, hrrr, naqfc, ndfd
 from kfm_dagster.demo.samples.grib2_messages import (
     SPHERE,
     Field,
@@ -27,9 +26,6 @@ from kfm_dagster.demo.samples.grib2_messages import (
     mercator_grid,
     message,
 )
-from kfm_dagster.demo.samples.hrrr import REGIONS, make_hrrr
-from kfm_dagster.demo.samples.naqfc import make_naqfc
-from kfm_dagster.demo.samples.ndfd import make_ndfd
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES
@@ -54,7 +50,7 @@ ALASKA = (156.43684261143042, 41.612949, 244.2242628421437, 77.09289230325162)
 
 
 def test_alaska_footprint_is_split_at_the_antimeridian() -> None:
-    _, content, index = make_hrrr(run=RUN, lead=7, region="alaska")
+    _, content, index = hrrr.make_hrrr(run=RUN, lead=7, region="alaska")
     metadata = read(content, index=index)
     west, south, east, north = ALASKA
     assert bounding_box(metadata.geometry) == pytest.approx((west, south, east - 360, north), abs=1e-9)
@@ -73,8 +69,8 @@ def test_thinned_footprint_reaches_the_bounds_of_the_whole_grid() -> None:
 
 
 def test_projection_fields_place_the_first_grid_point() -> None:
-    for region in REGIONS:
-        _, content, _ = make_hrrr(run=RUN, lead=7, region=region)
+    for region in hrrr.REGIONS:
+        _, content, _ = hrrr.make_hrrr(run=RUN, lead=7, region=region)
         metadata = read(content)
         crs = pyproj.CRS.from_wkt(metadata.properties["proj:wkt2"])
         to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
@@ -315,13 +311,13 @@ def test_key_and_message_must_agree_on_time() -> None:
         assert codes(read(SAMPLE, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING], case
 
 
-SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = make_hrrr(run=RUN, lead=7)
-OTHER_RUN = make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
-OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
+SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = hrrr.make_hrrr(run=RUN, lead=7)
+OTHER_RUN = hrrr.make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
+OTHER_LEAD = hrrr.make_hrrr(run=RUN, lead=8)[2]
 
 
 def test_a_message_valid_before_the_first_message_s_run_gives_no_horizon() -> None:
-    first, earlier = (make_hrrr(run=RUN - timedelta(hours=hours), lead=0)[1] for hours in (0, 6))
+    first, earlier = (hrrr.make_hrrr(run=RUN - timedelta(hours=hours), lead=0)[1] for hours in (0, 6))
     header = read(first + earlier, groups={})
     assert MetadataIssue.TIME_MISMATCH in codes(header)
     assert "forecast:horizon" not in header.properties
@@ -424,7 +420,7 @@ def test_a_cut_or_hole_in_data_that_look_like_an_end_is_refused(room: int) -> No
 
 
 def test_a_gaussian_grid_without_all_its_parallels_has_a_fault() -> None:
-    _, content, index = make_cfs(run=RUN, lead=6)
+    _, content, index = cfs.make_cfs(run=RUN, lead=6)
     metadata = read(content, index=index)
     assert (codes(metadata), metadata.properties["grib:gaussian-parallels"]) == ([], 95)
     assert not {"proj:transform", "proj:bbox"} & metadata.properties.keys()
@@ -444,25 +440,25 @@ def test_a_gaussian_grid_without_all_its_parallels_has_a_fault() -> None:
 def test_fields_are_named_alike_with_and_without_an_index() -> None:
     fluxes = {"product": "sfluxgrb", "resolution": ""}
     for _, content, index in (
-        make_hrrr(run=RUN, lead=7),
-        make_cfs(run=RUN, lead=6),
-        make_gfs(run=RUN, lead=6, **fluxes),
+        hrrr.make_hrrr(run=RUN, lead=7),
+        cfs.make_cfs(run=RUN, lead=6),
+        gfs.make_gfs(run=RUN, lead=6, **fluxes),
     ):
         alone, indexed = unindexed(content), read(content, index=index)
         assert alone.layers == indexed.layers != ()
         assert alone.properties == indexed.properties
         assert read(content).layers == ()
-    pop = unindexed(make_ndfd(issued=RUN, element="pop12")[1])
+    pop = unindexed(ndfd.make_ndfd(issued=RUN, element="pop12")[1])
     assert [(layer.variable, layer.step, layer.qualifier) for layer in pop.layers[:1]] == [
         ("APCP", "2-14 hour acc fcst", "prob >0.254")
     ]
     assert list(pop.properties["cube:variables"]) == ["APCP prob"]
     # Relative humidity has a parameter number local to NWS, whose table the reader does not have.
-    assert unindexed(make_ndfd(issued=RUN, element="minrh")[1]).layers == ()
+    assert unindexed(ndfd.make_ndfd(issued=RUN, element="minrh")[1]).layers == ()
 
 
 def test_an_object_with_all_hours_of_a_run_covers_the_run() -> None:
-    _, content = make_naqfc(run=RUN)
+    _, content = naqfc.make_naqfc(run=RUN)
     metadata = unindexed(content)
     assert (metadata.start, metadata.end, metadata.datetime) == (RUN, *[RUN + timedelta(hours=72)] * 2)
     assert (metadata.properties["forecast:horizon"], metadata.properties["grib:message-count"]) == ("PT72H", 72)
@@ -475,7 +471,7 @@ def test_an_object_with_all_hours_of_a_run_covers_the_run() -> None:
 
 @pytest.mark.clause("OPR-20")
 def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
-    _, content = make_ndfd(issued=RUN, element="maxt")
+    _, content = ndfd.make_ndfd(issued=RUN, element="maxt")
     whole = read(content)
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
     # Cut between two messages: only the stated length shows it.
@@ -525,7 +521,7 @@ def test_codes_of_the_first_message_have_their_names() -> None:
     horizons = [named(message, 118 + 17, ">B", code).get("forecast:horizon") for code in (0, 1, 2, 10, 11, 12, 13, 3)]
     assert horizons == ["PT7M", "PT7H", "PT168H", "PT21H", "PT42H", "PT84H", "PT7S", None]
     # An observation is a forecast only if its time is later than its reference time.
-    analysis = make_hrrr(run=RUN, lead=0)[1]
+    analysis = hrrr.make_hrrr(run=RUN, lead=0)[1]
     for content, without in ((analysis, {6, 7}), (SAMPLE, set())):
         of_forecast = {code for code in range(9) if "forecast:reference_datetime" in named(content, 36, ">B", code)}
         assert of_forecast == set(range(9)) - without

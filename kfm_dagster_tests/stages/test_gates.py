@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -146,8 +146,9 @@ def full_day(dataset: str, day: date) -> list[ProductCount]:
     ]
 
 
-def partition(counts: Sequence[ProductCount], *, day: date = DAY) -> PartitionFacts:
-    return PartitionFacts(day=day, counts=counts)
+def counted(dataset: str, counts: Sequence[ProductCount], *, day: date = DAY, **changes: Any) -> Subject:
+    """Return a sample batch with the counts of its day."""
+    return subject(*batch(dataset), partition=PartitionFacts(day=day, counts=counts), **changes)
 
 
 def owner(unit: Envelope, **changes: Any) -> CatalogOwner:
@@ -185,6 +186,7 @@ def cases() -> dict[Gate, list[Case]]:
     """Return every case of every gate."""
     goes, nexrad = batch("goes-abi"), batch("nexrad-l2")
     old = nexrad[0].evolve(event_time=REFERENCE - timedelta(hours=1))
+    early = [count for count in full_day("hrrr", DAY) if count.hour < 3]
     hole = [replace(count, objects=0) if count.hour == 3 else count for count in full_day("hrrr", DAY)]
     return {
         Gate.G1: [
@@ -329,56 +331,44 @@ def cases() -> dict[Gate, list[Case]]:
         ],
         Gate.G6: [
             *(
-                Case(f"{name} whole", subject(*batch(name), partition=partition(full_day(name, DAY))))
+                Case(f"{name} whole", counted(name, full_day(name, DAY)))
                 for name in DATASETS
                 if CONTRACTS[name].coverage is not None
             ),
             Case(
                 "an empty day",
-                subject(*batch("nexrad-l2"), partition=partition([])),
+                counted("nexrad-l2", []),
                 "volumes of the network: 0 of 31200 objects, 24 of 24 hours short, the first 00 UTC",
             ),
             Case(
                 "one product is missing and the others are there",
-                subject(
-                    *goes,
-                    partition=partition(
-                        [count for count in full_day("goes-abi", DAY) if count.groups["product"] != "ABI-L2-MCMIPC"]
-                    ),
+                counted(
+                    "goes-abi",
+                    [count for count in full_day("goes-abi", DAY) if count.groups["product"] != "ABI-L2-MCMIPC"],
                 ),
                 r"G18 ABI-L2-MCMIPC: 0 of 288|G19 ABI-L2-MCMIPC: 0 of 288",
             ),
             Case(
                 "surplus makes up for no hole",
-                subject(
-                    *batch("hrrr"),
-                    partition=partition(
-                        [*hole, *(replace(count, objects=1000) for count in full_day("hrrr", DAY) if count.hour != 3)]
-                    ),
+                counted(
+                    "hrrr",
+                    [*hole, *(replace(count, objects=1000) for count in full_day("hrrr", DAY) if count.hour != 3)],
                     rules=rules(Gate.G6, min_coverage=0.99),
                 ),
                 "1 of .* hours short, the first 03 UTC",
             ),
             Case(
                 "an hour that has not settled is not expected yet",
-                subject(
-                    *batch("hrrr"),
-                    partition=partition([count for count in full_day("hrrr", DAY) if count.hour < 3]),
-                    reference_time=datetime(DAY.year, DAY.month, DAY.day, 5, 59, tzinfo=UTC),
-                ),
+                counted("hrrr", early, reference_time=datetime.combine(DAY, time(5, 59), UTC)),
             ),
             Case(
                 "and is a minute later",
-                subject(
-                    *batch("hrrr"),
-                    partition=partition([count for count in full_day("hrrr", DAY) if count.hour < 3]),
-                    reference_time=datetime(DAY.year, DAY.month, DAY.day, 6, 0, tzinfo=UTC),
-                ),
+                counted("hrrr", early, reference_time=datetime.combine(DAY, time(6), UTC)),
                 "conus",
             ),
             Case(
                 "a day before the satellite was in operation",
-                subject(*goes, partition=partition([], day=date(2022, 1, 1))),
+                counted("goes-abi", [], day=date(2022, 1, 1)),
             ),
         ],
         Gate.G8: [
@@ -445,7 +435,7 @@ def _share_of(gate: Gate) -> tuple[Subject, float]:
     """Return a subject with one fault, and its correct share."""
     if gate is Gate.G6:
         counts = [count for count in full_day("nexrad-l2", DAY) if count.hour != 3]
-        return subject(*batch("nexrad-l2"), partition=partition(counts)), 23 / 24
+        return counted("nexrad-l2", counts), 23 / 24
     change = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
     faulty = subject(*first_with("nexrad-l2", change))
     (verdict,) = evaluate(faulty, gates=(gate,))
