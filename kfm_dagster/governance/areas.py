@@ -84,7 +84,7 @@ class SensitiveArea:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SensitiveAreas:
-    """The areas of a deployment, in the file's order; empty without a file."""
+    """The areas of a deployment, in the file's order; empty if the deployment has no file."""
 
     areas: tuple[SensitiveArea, ...] = ()
     content: bytes = field(default=b"", repr=False)
@@ -102,7 +102,7 @@ class SensitiveAreas:
         return next((area for area in self.areas if area.meets(footprint)), None)
 
     def fingerprint(self, salt: bytes) -> str:
-        """Return the file's HMAC in 64 hex digits; only with the salt can it confirm a guessed area."""
+        """Return the file's HMAC, 64 hex digits; checking a guessed area against it needs the salt."""
         return hmac.digest(salt, self.content, "sha256").hex()
 
 
@@ -126,7 +126,7 @@ def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
             f"{displaced[0]} is masked by method donut, and KFM_MASKING_SALT is missing or too short",
             observed=f"{len(salt_of(settings))} bytes",
             expected=f"at least {SHORTEST_SALT}, random and secret",
-            next_step="set it once, and keep it, because another salt moves every shown location",
+            next_step="set KFM_MASKING_SALT once and keep it, because another salt moves every shown location",
         )
 
 
@@ -151,7 +151,7 @@ def _load(path: Path) -> SensitiveAreas:
             outline = shape(antimeridian.fix_shape(feature.geometry.model_dump(), fix_winding=True))
         except Exception as error:
             raise _wrong(path, f"features.{number}.geometry is wrong", error, "rings of positions") from None
-        # GEOS ends the process at an empty ring.
+        # GEOS crashes the process on an empty ring.
         has_empty = b"[]" in orjson.dumps(feature.geometry.coordinates)
         if has_empty or not (outline.is_valid and outline.area > 0 and box(-180, -90, 180, 90).covers(outline)):
             observed = f"an outline that crosses itself, has no area, or leaves the globe ({feature.properties.name})"

@@ -1,7 +1,7 @@
 """The governance log: action, actor, time, reason and change of each decision (SEC-02).
 
 Append-only; the database refuses to change or delete an entry. Belongs here: writing and reading entries. Does not
-belong here: executing a decision (`ledger/`, `recovery/`), in the transaction that logs it.
+belong here: executing a decision, which `ledger/` and `recovery/` do in the transaction that logs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 
 DAGSTER_UI = "dagster-ui"
-"""Actor of work started in the Dagster UI, which knows no names; the database's schema has this text, too."""
+"""Actor of work started in the Dagster UI, which has no users' names; the database's schema repeats this text."""
 
 
 class UnattributedDecisionError(KfmError):
@@ -26,16 +26,16 @@ class UnattributedDecisionError(KfmError):
 
 @unique
 class GovernanceAction(StrEnum):
-    """Action of a person, of a replay or rule in a person's name, or of the ledger by policy."""
+    """Action by a person, by a replay or rule in a person's name, or by the ledger's policy."""
 
     QUARANTINE = "quarantine"
     """Took units out of automatic flows. If the ledger does this, the database itself writes the entry."""
     RELEASE = "release"
     """Requeued quarantined units."""
     DISCARD = "discard"
-    """Closed the case of a quarantined unit, which is then excluded permanently."""
+    """Closed the case of a quarantined unit; the unit is then excluded permanently."""
     REPAIR_AND_REPLACE = "repair_and_replace"
-    """Requeued succeeded units; their result may differ."""
+    """Requeued succeeded units; another result than before is allowed."""
     REPEAT = "repeat"
     """Requeued succeeded units; their result must be the same."""
     KILL_SWITCH_ON = "kill_switch_on"
@@ -53,7 +53,7 @@ class GovernanceAction(StrEnum):
     RECONCILED = "reconciled"
     """Ingested objects that a bucket had and the ledger lacked."""
     MASK = "mask"
-    """Published data with sensitive locations generalised, as its steward requested."""
+    """Published data with generalised locations, as the dataset's steward requested."""
     RETENTION = "retention"
     """Deleted old, unneeded data by the policy of retention.yaml."""
     ALERT_ACKNOWLEDGED = "alert_acknowledged"
@@ -68,8 +68,8 @@ class GovernanceAction(StrEnum):
 class Decision:
     """A decision's actor, reason, and change or incident.
 
-    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that executes a
-    decision of the Dagster UI; Dagster has further facts about this run.
+    Raises UnattributedDecisionError for an empty part and for a part that is too long. `dagster_run_id` is the Dagster
+    run that executes a decision of the Dagster UI.
     """
 
     actor: str
@@ -98,7 +98,7 @@ class Decision:
 
     @property
     def details(self) -> dict[str, str]:
-        """Members of an entry's details."""
+        """The members that the decision adds to the details of its entry."""
         return {"dagster_run_id": self.dagster_run_id} if self.dagster_run_id else {}
 
     def require_change_ref(self) -> None:
@@ -122,7 +122,7 @@ def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GovernanceEntry:
-    """An entry, with the record version and statuses of the transition that it allows.
+    """An entry. If it allows a transition, it has the record's version and both statuses.
 
     `proposal_id` is the entry that proposed the decision, `approved_by` the actor who approved the proposal.
     """
@@ -172,7 +172,7 @@ class GovernanceLog:
         proposal_id: int | None = None,
         tx: Transaction,
     ) -> int:
-        """Write an entry that changes no record by itself; return its id."""
+        """Write an entry that allows no transition of a record; return the entry's id."""
         entry = {
             **decision.row,
             "action": action,
@@ -185,7 +185,7 @@ class GovernanceLog:
         return entry_id
 
     def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction) -> list[int]:
-        """Write entries, a row each, in a single statement, and return their ids."""
+        """Write entries in one statement, one row for each; return their ids."""
         batch = [dict(entry) for entry in entries]
         if not batch:
             return []
@@ -193,7 +193,7 @@ class GovernanceLog:
         return [row.entry_id for row in rows]
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
-        """Return whether an entry of a dataset names a run in its details."""
+        """Return whether an entry of this action and dataset names the run in its details."""
         entry = tx.run("governance.of_run", action=action, dataset=dataset, run_id=run_id).one_or_none()
         return entry is not None
 

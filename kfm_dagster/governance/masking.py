@@ -6,9 +6,9 @@ Two exact locations that share a masked location give equal groups, coordinates,
 Exact and masked locations have different types; no repr and no error shows an `ExactLocation`. A unit's generalised
 metadata depend only on the cell of the footprint's centre, the times and the kept properties of the header.
 
-Belongs here: masked locations, a manifest's entry for masked input, the kept parts of a header, and the decision to
-mask with its published forms. Does not belong here: the sensitive sites, which a dataset's owner declares, and the
-choice of masked units (`rules.py`, `areas.py`).
+Belongs here: masked locations, a manifest's entry for masked input, the kept parts of a header, the decision to mask,
+and the published forms of this decision. Does not belong here: the sensitive sites, which a dataset's owner declares,
+and the rules about which units are masked (`rules.py`, `areas.py`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kfm_dagster.storage.database import Transaction
 EARTH_RADIUS_M = 6_371_007.180918475
 """Authalic radius of WGS 84, the sphere of H3."""
 SHORTEST_SALT = 16
-"""Bytes; a guessed salt undoes every displacement."""
+"""Least length in bytes: a shorter salt could be guessed, and a guessed salt undoes every displacement."""
 DECIMALS = 5
-"""Decimals of published degrees: about a metre, and the same text under every libm."""
+"""Decimals of published degrees: about a metre. Rounded degrees have the same text under every libm."""
 ROUNDING_M = 1.0
 """Exceeds the distance by which rounding to DECIMALS moves a point (at most 0.79 m)."""
 CELL_RADIUS = 1.2
@@ -63,7 +63,7 @@ class ExactLocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedLocation:
-    """The location to show instead: the group of sites that share it, and a point in degrees."""
+    """The location shown for a site: a point in degrees, and the group of sites that share it."""
 
     group: str
     latitude: float
@@ -73,14 +73,15 @@ class MaskedLocation:
 def masked_location(masking: Masking, site: str, location: ExactLocation, *, salt: bytes = b"") -> MaskedLocation:
     """Return the location to show for a site: its H3 cell's centre, or a displaced point.
 
-    A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance are HMAC-SHA256 of the
-    site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is displaced
-    instead of the site. Otherwise a corrected coordinate would move the shown point equally, and a person who learns
-    the displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance from
-    the site itself keeps its bounds. The group of a displaced point is a pseudonym of the site.
+    A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance come from HMAC-SHA256
+    of the site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is
+    displaced instead of the site. Otherwise a corrected coordinate would move the shown point equally, and a person who
+    learns the displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance
+    from the site itself keeps its bounds. The group of a displaced point is a pseudonym of the site.
 
-    The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
-    and publishing a site under two salts narrows down its location. Raises ConfigurationError for a short salt.
+    The salt is a secret of the deployment: no parameter, hash, record or repr contains it. Another salt moves every
+    shown location, and publishing a site under two salts narrows down its location. Raises ConfigurationError for a
+    short salt.
     """
     if masking.resolution is not None:
         cell = cell_of(location, masking.resolution)
@@ -98,7 +99,8 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
     margin = _cell_radius_m(resolution) + ROUNDING_M
 
     def keyed(purpose: str) -> bytes:
-        # The radii are included, because two rings with the same direction would show a line to the site.
+        # The radii are included. Otherwise the points of two rings would have the same direction from the site's cell,
+        # and show a line through its centre.
         message = json.dumps(["kfm:donut:1", purpose, site, low, high])
         return hmac.digest(salt, message.encode(), hashlib.sha256)
 
@@ -147,7 +149,7 @@ def cell_of(location: ExactLocation, resolution: int) -> str:
 
 def ring_radius_m(low_m: float, high_m: float, share: float) -> float:
     """Return the radius in metres that encloses a share (0 to 1) of a ring's area."""
-    # A cap's area is 4 pi R^2 sin^2(angle / 2); by cosines, short radii would drown in rounding.
+    # A cap's area is 4 pi R^2 sin^2(angle / 2). With cosines, the rounding error would exceed short radii.
     inner, outer = (math.sin(radius / EARTH_RADIUS_M / 2) ** 2 for radius in (low_m, high_m))
     return 2 * EARTH_RADIUS_M * math.asin(math.sqrt(inner + share * (outer - inner)))
 
@@ -167,9 +169,9 @@ WITHHELD = "not shown: locations of this dataset are masked"
 
 
 def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> Metadata:
-    """Return metadata that show, as geometry and bbox, only the box of a location's cell.
+    """Return metadata with the box of an H3 cell as geometry and bbox, and the kept properties.
 
-    `salt` is the secret of method donut. Raises ConfigurationError when it is too short.
+    `salt` is the secret of method donut. Raises ConfigurationError if the salt is too short.
     """
     kept = {*TIMES, *masking.properties}
     shape = None if metadata.bbox is None else outline(_cell_of(metadata.bbox, masking, salt))
@@ -178,7 +180,7 @@ def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> M
         geometry=shape,
         bbox=None if shape is None else bounding_box(shape),
         stac_properties={name: value for name, value in metadata.stac_properties.items() if name in kept},
-        # The message of an issue may quote the header.
+        # The message of an issue can quote the header.
         issues=tuple(dataclasses.replace(issue, message=WITHHELD) for issue in metadata.issues),
     )
 
@@ -210,7 +212,7 @@ def _cell_box(place: ExactLocation, resolution: int) -> Box:
     corners = h3.cell_to_boundary(cell)
     latitudes = [latitude for latitude, _ in corners]
     for pole in (-90.0, 90.0):
-        # A cell around a pole has every longitude, but its corners have only six of them.
+        # A cell around a pole contains points of every longitude, but its corners have only six longitudes.
         if h3.latlng_to_cell(pole, 0.0, resolution) == cell:
             return -180.0, _rounded(min(*latitudes, pole)), 180.0, _rounded(max(*latitudes, pole))
     longitudes = [longitude for _, longitude in corners]
@@ -224,7 +226,7 @@ def outline(box: Box) -> dict[str, Any]:
     """Return a box in degrees as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
     west, south, east, north = box
     spans = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
-    # Drop a part beyond the antimeridian that rounding has left without an area.
+    # Drop a part without an area, which rounding can leave beyond the antimeridian.
     rings = [[[[a, south], [b, south], [b, north], [a, north], [a, south]]] for a, b in spans if a < b or west == east]
     if len(rings) == 1:
         return {"type": "Polygon", "coordinates": rings[0]}
@@ -237,7 +239,7 @@ def _rounded(degrees: float) -> float:
 
 
 MASKING, MASKING_DECISION = "kfm:masking", "kfm:masking_decision"
-"""Properties of an Item whose footprint met a sensitive area: its masking and the decision."""
+"""Properties of an Item whose footprint met a sensitive area: the masking, and the decision to mask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +253,7 @@ class MaskingDecision:
 
     @classmethod
     def declared(cls, masking: Masking, *, dataset: str) -> MaskingDecision:
-        """Return the decision behind a masking, with its public parameters."""
+        """Return the decision behind a masking, with the masking's public parameters."""
         return cls(
             dataset=dataset,
             method=masking.method,
@@ -275,9 +277,9 @@ class MaskingDecision:
         )
 
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
-        """Return PROV-O nodes (`lineage.prov.CONTEXT`): the masking, its requester, its entities.
+        """Return PROV-O nodes (`lineage.prov.CONTEXT`): masking, requester, masked entities.
 
-        The entities' sources are left out, because they would name the location that the mask hides.
+        The sources of the entities are left out, because a source would name the location that the mask hides.
         """
         content = self.as_json()
         activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(content, sort_keys=True))
@@ -301,6 +303,6 @@ class MaskingDecision:
         return [masking, requester, *entities]
 
     def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
-        """Write the governance log, in the transaction that makes the masked output durable."""
+        """Write the log's entry, in the transaction that makes the masked output durable."""
         content = {"method": self.method, "parameters": dict(self.parameters), **(details or {})}
         log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=content, tx=tx)

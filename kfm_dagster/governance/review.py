@@ -1,9 +1,9 @@
 """Review: overrides in prod, or from the Dagster UI, need a second person (WSM-21, SEC-10).
 
-A proposal is an entry of the governance log. It changes no unit, and names the units at the versions that its proposer
-saw. The decision on a proposal is another entry. The database refuses such an override unless another actor has
-approved the same versions. The override changes these versions, so an approval is valid only once. Does not belong
-here: executing an override (`recovery/work_orders.py`).
+A proposal is an entry of the governance log. It changes no unit. It names each unit with the version of its record that
+the proposer saw. The decision on a proposal is another entry. The database refuses an override that needs review,
+unless another actor has approved the same versions. The override changes these versions, so an approval is valid only
+once. Does not belong here: executing an override (`recovery/work_orders.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 APPROVED_WITHIN = timedelta(days=7)
-"""Time until a proposal expires, because its reason may be forgotten; the trigger
-governance_log_decides_on_a_proposal has the same time."""
+"""Time until a proposal expires: later, its reason may no longer hold. The trigger
+governance_log_decides_on_a_proposal uses the same time."""
 
 Units = Mapping[GovernanceAction, Mapping[WalId, int]]
 """Proposed units with their versions, by action."""
@@ -38,12 +38,12 @@ class Command(StrEnum):
     REPLAY = "replay"
     """Start a replay with succeeded or quarantined units in its selection."""
     RUN_REPLAY = "run_replay"
-    """Execute nothing; a person then starts the replaying Dagster run again."""
+    """Execute nothing: after the approval, a person starts the replaying Dagster run again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A proposed override; `content` has the command's arguments besides the units."""
+    """A proposed override; `units` is their number, `content` has the command's other arguments."""
 
     proposal_id: int
     at: datetime
@@ -54,7 +54,7 @@ class Proposal:
 
     @property
     def expires_at(self) -> datetime:
-        """End of the time for its approval."""
+        """Time from which the proposal can no longer be approved."""
         return self.at + APPROVED_WITHIN
 
 
@@ -75,7 +75,7 @@ class OverrideReview:
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
         """Return whether an override waits for a second person.
 
-        It waits if the settings or the database are of prod, whatever a client requests, and always in the Dagster UI.
+        It waits if the settings or the database are of prod, and if the decision is of the Dagster UI.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
@@ -88,7 +88,7 @@ class OverrideReview:
         content: Mapping[str, Any] | None = None,
         tx: Transaction,
     ) -> int:
-        """Propose an override under a change; return its id. Raises UnattributedDecisionError."""
+        """Propose an override; return the proposal's id. Raises UnattributedDecisionError."""
         decision.require_change_ref()
         batch = [
             {"wal_id": wal_id, "version": version, "action": action}
@@ -121,7 +121,7 @@ class OverrideReview:
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Approve a proposal, whose command the caller must execute in this transaction.
+        """Approve a proposal; the caller must execute its command in the same transaction.
 
         Raises RefusedError for an unknown, expired or decided proposal, and if the proposer approves it.
         """
@@ -144,13 +144,13 @@ class OverrideReview:
         return proposal
 
     def withdraw(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Close a proposal without executing it; any actor may. Raises RefusedError."""
+        """Close a proposal without executing it; every actor is allowed to. Raises RefusedError."""
         proposal = self._open(proposal_id, tx)
         self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
         return proposal
 
     def _is_prod(self, settings: Settings, tx: Transaction) -> bool:
-        """Return whether the settings are of prod, or a deployment of prod has marked the database."""
+        """Return whether database or settings are of prod; settings of prod mark the database."""
         if Environment.PROD in tx.run("deployment.values", fact="environment").scalars().all():
             return True
         if settings.env is not Environment.PROD:
@@ -164,14 +164,14 @@ class OverrideReview:
         row = tx.run("governance.proposals", proposal_id=proposal_id).one_or_none()
         if row is None:
             raise RefusedError(
-                "unknown proposal", observed=proposal_id, next_step="kfm governance pending lists the open proposals"
+                "unknown proposal", observed=proposal_id, next_step="see the open proposals: kfm governance pending"
             )
         if row.decision is not None:
             raise RefusedError(
-                "the proposal was decided on",
+                "the proposal was decided already",
                 observed=f"{row.decision} by {row.decided_by} at {rfc3339(row.decided_at)}",
                 expected="an open proposal",
-                next_step="propose it again if it is still needed",
+                next_step="propose the override again if it is still needed",
             )
         return _proposal(row)
 

@@ -27,7 +27,7 @@ class RuleId(StrEnum):
     """Rule of governance; the members are in the order of evaluation."""
 
     ACCESS = "access"
-    """Nothing of a closed dataset is catalogued."""
+    """No unit of a dataset with closed access is catalogued."""
     CONSENT = "consent"
     """Data of Indigenous peoples need a valid consent."""
     EMBARGO = "embargo"
@@ -59,14 +59,14 @@ class Rules:
     salt: bytes = field(default=b"", repr=False)
 
     def objection(self, unit: Envelope) -> Objection | None:
-        """Return the first objection to a unit, or None if it may continue (masked, if declared)."""
+        """Return the first objection to a unit, or None if no rule objects."""
         return next(filter(None, (rule(self, unit) for rule in _RULES)), None)
 
     def applied(self, unit: Envelope) -> Envelope:
-        """Return a unit as it may be stored: with its location masked, and any hard fail added.
+        """Return a unit to store: with its location masked, and an objection added as a hard fail.
 
-        A unit that left the chain before keeps its own reason. It is masked as well, because its envelope is also
-        stored.
+        A unit that an earlier step has failed keeps the reason of that step. Its location is masked, too, because its
+        envelope is stored as well.
         """
         failed, objection = unit.failure is not None, self.objection(unit)
         if unit.metadata is not None:
@@ -94,7 +94,7 @@ def hard_fails(unit: Envelope) -> bool:
 
 
 def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
-    """Return the end of a unit's embargo, counted from the latest end that key and header state."""
+    """Return a unit's end of embargo; days count from the latest end in key and header."""
     if embargo.until is not None:
         return embargo.until
     observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])
@@ -106,7 +106,7 @@ def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
 
 def _header_ends(metadata: Metadata) -> Iterator[datetime]:
     for name in ("datetime", "end_datetime"):
-        # metadata-extract writes both as RFC 3339; a faulty value may be anything.
+        # metadata_extract writes both as RFC 3339; with a fault, the value can be anything.
         with suppress(OverflowError, TypeError, ValueError):
             yield datetime.fromisoformat(metadata.stac_properties.get(name, "")).astimezone(UTC)
 

@@ -1,4 +1,4 @@
-"""Kill switches: no receipt, claim, replay or write of a dataset that is off (WAL-10).
+"""Kill switches: a dataset that is off has no receipt, claim, replay or write (WAL-10).
 
 Switches are persistent. Engaging or releasing one writes the governance log in the same transaction. Belongs here: the
 switches. Does not belong here: enforcing them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
@@ -46,7 +46,7 @@ class KillSwitches:
         *,
         expires_at: datetime | None = None,
     ) -> None:
-        """Switch a dataset (or `*`) off. Raises RefusedError when it is off, or the expiry is past."""
+        """Switch a dataset (or `*`) off. Raises RefusedError if it is off, or the expiry is past."""
         now = self._clock()
         if expires_at is not None and expires_at <= now:
             raise RefusedError(
@@ -68,7 +68,7 @@ class KillSwitches:
             self._log.record(GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details=details, tx=tx)
 
     def release(self, dataset: str, decision: Decision) -> None:
-        """Switch a dataset on again. Raises RefusedError when it was not off."""
+        """Switch a dataset on again. Raises RefusedError if it was not off."""
         now = self._clock()
         with self.database.transaction() as tx:
             tx.run("governance.close_expired", dataset=dataset, at=now)
@@ -89,6 +89,6 @@ class KillSwitches:
         return {switch.dataset: switch for switch in switches}
 
     def off(self, datasets: Iterable[str], *, tx: Transaction) -> frozenset[str]:
-        """Return the datasets that are switched off, by their own switch or the switch of all."""
+        """Return the datasets that are off, by their own switch or by the switch for all datasets."""
         engaged = self.engaged(tx=tx)
         return frozenset(name for name in datasets if name in engaged or EVERY_DATASET in engaged)

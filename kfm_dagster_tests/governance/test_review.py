@@ -169,10 +169,10 @@ def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod:
         "its own proposer, written otherwise": (a_proposal, ["--actor", " JANE"], "cannot be approved by its proposer"),
         "nobody knows it": (lambda: "999999", [], "unknown proposal; observed 999999"),
         "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
-        "withdrawn": (lambda: decided("withdraw"), [], "was decided on; observed override_withdrawn by bob"),
+        "withdrawn": (lambda: decided("withdraw"), [], "was decided already; observed override_withdrawn by bob"),
         "expired": (expired, [], "the proposal has expired"),
         "moved": (moved, [], f"changed since it was read; observed {OUT.wal_id} at another version"),
-        "used": (lambda: str(_last(prod).proposal_id), [], "was decided on; observed override_approved by bob"),
+        "used": (lambda: str(_last(prod).proposal_id), [], "was decided already; observed override_approved by bob"),
     }
     for name, (make, more, expected) in cases.items():
         number = make()
