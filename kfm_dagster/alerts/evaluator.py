@@ -1,6 +1,6 @@
 """The evaluator of alerts: from recorded events to messages sent by services of apprise.
 
-A dead channel delays no other channel, and no log line, row or page has a credential. Belongs here: the receivers of
+A dead channel delays no other channel, and no log line, row or page shows a credential. Belongs here: the receivers of
 each alert, the URLs of KFM_ALERT_URLS, and sending a message to a URL. Does not belong here: the rules
 (`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
 """
@@ -26,15 +26,15 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 
 SECONDS = 10.0
-"""Timeout of a service's answer; the sensor's tick has 60 s in all."""
+"""Timeout of a service's answer; a whole tick of the sensor has 60 s."""
 BUDGET_SECONDS = 30.0
-"""After this time an evaluation begins no further message; the next evaluation continues."""
+"""After this time an evaluation sends no further message; the next evaluation continues."""
 SHORTEST_SECRET = 4
-"""Least number of characters that are blotted out: a shorter part of a URL may also occur in ordinary words."""
+"""Least length in characters of a URL's part to blot out; a shorter part can also occur in ordinary words."""
 
 _ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
 _TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
-"""Loggers that write parts of URLs, also of URLs that apprise cannot read."""
+"""Loggers that write parts of URLs, even of a URL that apprise cannot read."""
 _KINDS = {
     Level.INFO: apprise.NotifyType.INFO,
     Level.WARNING: apprise.NotifyType.WARNING,
@@ -44,7 +44,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A URL, its number among the URLs, from 1, and the channels that use it."""
+    """A URL, its number among the URLs (the first is 1), and the channels that use it."""
 
     number: int
     channels: tuple[str, ...]
@@ -53,14 +53,14 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An endpoint's answer: apprise's name of its service, and the error if sending failed."""
+    """An endpoint's answer: apprise's name of the service, and the error if sending failed."""
 
     service: str
     error: str | None = None
 
 
 def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endpoint]:
-    """Read `URL` or `CHANNEL=URL`, separated by blanks; a bare URL is for every channel.
+    """Read entries `URL` or `CHANNEL=URL`, separated by blanks; a bare URL is for every channel.
 
     Raises ConfigurationError with the number of the wrong entry.
     """
@@ -72,7 +72,7 @@ def endpoints_of(urls: SecretStr | None, channels: Collection[str]) -> list[Endp
                 "environment variable KFM_ALERT_URLS is wrong",
                 observed=f"entry {place}" + ("" if match is None else f", channel {match[1]}"),
                 expected=f"URL or CHANNEL=URL, separated by blanks; the channels are {', '.join(channels)}",
-                next_step="correct it, or name the channel in alerts.yaml",
+                next_step="correct the entry, or name its channel in alerts.yaml",
             )
         url_channels = channels_by_url.setdefault(match[2], [])
         url_channels += [name for name in ([match[1]] if match[1] else channels) if name not in url_channels]
@@ -93,7 +93,7 @@ def _blot(record: logging.LogRecord) -> bool:
 
 
 def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS) -> Answer:
-    """Send a message and wait up to `seconds`. Never raises; the answer names an error."""
+    """Send a message and wait at most `seconds`. Never raises; the answer names an error."""
     url = endpoint.url.get_secret_value()
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(_blot)
@@ -101,7 +101,7 @@ def send(endpoint: Endpoint, message: AlertMessage, *, seconds: float = SECONDS)
     try:
         return _sent(url, message, seconds)
     except Exception as error:
-        # A fault in the service's code; its text may hold the URL.
+        # A fault in the service's code. The error's text can contain the URL.
         return Answer(service=_scheme(url), error=type(error).__name__)
     finally:
         _SECRETS.reset(before)
@@ -135,7 +135,7 @@ def _scheme(url: str) -> str:
 def _secrets(url: str, *, shown: str = "") -> frozenset[str]:
     """Return the secret parts of a URL: all parts except a host that apprise itself shows.
 
-    A token may be anywhere: in place of the host (Slack), or in the path (a webhook).
+    A token can be anywhere: in place of the host (Slack), or in the path (a webhook).
     """
     host = urlsplit(url).hostname or ""
     pieces = re.split(r"[/:@?&=#]+", url.partition("://")[2])
@@ -151,7 +151,7 @@ def _blotted(text: str, secrets: Collection[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers alerts; `on_divergence` channels also receive replay divergences."""
+    """Evaluates and delivers alerts; channels of `on_divergence` also receive replay_divergence."""
 
     plan: AlertPlan
     on_divergence: Collection[str]
@@ -168,7 +168,7 @@ class AlertEvaluator:
         return AlertStore(self.database, clock=self.clock)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate rules, then deliver due messages. Wrong URLs raise ConfigurationError first."""
+        """Check the URLs (ConfigurationError), evaluate the rules, then deliver due messages."""
         endpoints = endpoints_of(self.urls, self.plan.channels)
         now, receivers = self.clock(), self._rule_endpoints(endpoints)
         limits = {"max_offset": self.max_offset.total_seconds(), "calibrated_since": now - self.tau_calib}
@@ -222,7 +222,7 @@ class AlertEvaluator:
             if answer.error is None:
                 delivered += 1
                 continue
-            # A dead endpoint would delay each further message by the timeout; the next evaluation retries it.
+            # A dead endpoint would delay each further message by the timeout. The next evaluation tries it again.
             alive.remove(endpoint.number)
             dead.append(f"channel {channel}, URL {endpoint.number} ({answer.service}): {answer.error}")
         return Evaluation(delivered=delivered, dead=dead)

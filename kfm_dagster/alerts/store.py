@@ -22,9 +22,9 @@ from kfm_dagster.storage.database import Database
 LEASE = timedelta(minutes=5)
 """An evaluator's lease of a notification, longer than any answer takes."""
 MOST_LISTED = 10_000
-"""Far more than the open alerts, because each rule and subject has at most one."""
+"""Default limit of a list: more than the open alerts, because a rule has at most one open alert for a subject."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
-"""Endpoints by rule and level, each with its first channel."""
+"""Numbers of endpoints by rule and level, each endpoint with its first channel."""
 
 
 @unique
@@ -41,9 +41,9 @@ class AlertState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """An alert. `observed`: events in the rule's window; `place`: stage or source of the newest.
+    """An alert. `observed`: events in the window; `place`: the newest event's stage or source.
 
-    At most one alert is open under a `key`; receivers may drop repetitions by the key.
+    At most one alert is open under a `key`; by this key, receivers can drop repetitions.
     """
 
     alert_id: int
@@ -88,7 +88,7 @@ class AlertStore:
         """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
         `terms` are rows of parameters for `alerts.findings`, one for each rule, and `limits` the limits of the clock.
-        Nothing is written without a finding or an open alert.
+        If there is no finding, and no alert is open, nothing is written.
         """
         now = self._clock()
         params = {"terms": terms, "now": now, **limits}
@@ -105,7 +105,7 @@ class AlertStore:
             tx.run("alerts.open", now=now, findings=findings)
             escalated = set(tx.run("alerts.escalate", now=now, terms=terms).scalars())
             for row in tx.run("alerts.tell", now=now, terms=terms).all():
-                # Once for each endpoint, unless the alert's last notification to it is still pending.
+                # Once for each endpoint, unless the alert's last notification to this endpoint is still pending.
                 for endpoint, channel in endpoints[row.rule, row.level].items():
                     payload = {"why": _why(row, escalated)}
                     self._outbox.put(tx, consumer_of(endpoint, channel), str(row.alert_id), payload=payload)
@@ -119,7 +119,7 @@ class AlertStore:
         return alert, entry
 
     def close(self, entry: Entry, *, error: str | None) -> None:
-        """Remove a sent notification; with an error, defer it."""
+        """Remove a sent notification. If sending has failed with `error`, defer the notification."""
         if error is not None:
             self._outbox.defer(entry, error)
             return
@@ -173,7 +173,7 @@ class AlertStore:
 
 
 def consumer_of(endpoint: int, channel: str) -> str:
-    """Return a notification's consumer: channel and endpoint, whose number may change."""
+    """Return the consumer of a notification: its channel, and the present number of its endpoint."""
     return f"{channel} {endpoint}"
 
 
@@ -199,7 +199,7 @@ def look_of(alert: Alert) -> str:
 
 
 def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
-    """Return the message about an alert's present state; `why` is the reason while it fires."""
+    """Return the message about an alert's state; `why` is the reason while the alert fires."""
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [
