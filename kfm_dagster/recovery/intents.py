@@ -2,8 +2,8 @@
 
     failed intent > its payload > the statuses of its units in the ledger > an action
 
-An intent's batch of claimed units belongs to ended attempts and is never recomputed. Instead its units are requeued,
-and the next run that claims them makes the intent obsolete. Any process may repeat a replay safely.
+An intent's batch of claimed units belongs to ended attempts and is never recomputed. Instead the units of the batch are
+requeued, and the next run that claims these units makes the intent obsolete. Any process can repeat a replay safely.
 Does not belong here: nodes outside the chain (`idempotent_node/replay.py`), requeueing units (`replay/engine.py`).
 """
 
@@ -29,7 +29,7 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference
 
 INTENTS_PER_TICK = 20
-"""Intents per tick. Each intent may read a batch; the next tick handles the others."""
+"""Most intents of a tick, because each intent can read a batch from the store; the next tick handles the others."""
 
 
 @unique
@@ -39,13 +39,14 @@ class IntentAction(StrEnum):
     CLOSE = "close"
     """The intent's work is done, so the intent becomes SKIPPED."""
     ENTER = "enter"
-    """The intent's stored listing is recorded in the ledger; runs claim the units from there."""
+    """The intent's stored listing is recorded in the ledger; then runs claim the units of the listing."""
     LET_IN = "let in"
-    """A replay, with every guard, requeues the failed units. Only a person starts it; the sensor relies on retries."""
+    """A replay, with every guard, requeues the failed units. Only a person starts the replay, because the sensor leaves
+    failed units to their retries."""
     RUN = "run"
     """The node claims no units, so its stage is rerun in the original run, from the intent's input batches."""
     WAIT = "wait"
-    """Units are pending or in progress, and the run that has them makes the intent obsolete."""
+    """Units are pending or in progress; the run that claims these units makes the intent obsolete."""
     HOLD = "hold"
     """A person decides."""
 
@@ -56,7 +57,7 @@ Decided: TypeAlias = tuple[IntentAction, str, *tuple[WalId, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentPlan:
-    """An intent, the action of a replay on it, and the reason; `units` are to be requeued."""
+    """An intent, the action of a replay on the intent, the reason, and the `units` to requeue."""
 
     intent: Intent
     action: IntentAction
@@ -80,7 +81,7 @@ class IntentPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentRecovery:
-    """Replays a deployment's failed intents, each by a node rebuilt from its payload."""
+    """Replays a deployment's failed intents, each by a node rebuilt from the intent's payload."""
 
     pipeline: Pipeline
 
@@ -102,7 +103,7 @@ class IntentRecovery:
                 yield IntentPlan(intent=intent, action=action, why=why, units=tuple(units))
 
     def carry_out(self, plan: IntentPlan) -> IntentPlan:
-        """Carry out a plan, except for requeueing units; return the plan after the action.
+        """Carry out a plan, but requeue no unit (a replay does); return the plan after the action.
 
         Raises StageFailedError if a rerun stage fails again, and the errors of store and database.
         """
@@ -149,7 +150,7 @@ class IntentRecovery:
             return IntentAction.HOLD, f"not every bucket of its day was listed ({refused}); start the run again"
         node = self._listing_node(intent)
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
-            return IntentAction.HOLD, "the contract has changed since; start the run again"
+            return IntentAction.HOLD, "the contract has changed since the run; start the run again"
         grammar = node.pipeline.registry.grammars[node.dataset]
         wal_ids = [unit.wal_id for entry in node.listing if (unit := parse_listed(grammar, entry)) is not None]
         with self.pipeline.database.snapshot() as tx:
@@ -174,7 +175,7 @@ class IntentRecovery:
         )
 
     def _of_the_first_node(self, intent: Intent) -> tuple[IntentAction, str]:
-        """Wait for a run to claim the day's units; close the intent when no unit waits."""
+        """Return WAIT if units of the intent's day are pending or in progress, otherwise CLOSE."""
         context = intent.payload["context"]
         day = {"dataset": context["dataset"], "partition": context["partition"]}
         with self.pipeline.database.snapshot() as tx:

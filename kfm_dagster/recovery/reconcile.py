@@ -1,10 +1,11 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage on a dataset's day; repair.
 
-A comparison only reads. It ignores new objects, whose message may be on its way, and units that have not ended yet.
+A comparison only reads. It ignores units that have not ended yet, and new objects, because the message about a new
+object can still be on its way.
 
-A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. A replay under a
-change reference repeats the units of lost Items, and must give the same result. Objects that are gone from the bucket,
-Items without a unit, and lost lineage need a person; a repair deletes nothing.
+A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. With a change
+reference, it also replays the units of lost Items; a replayed unit must give the same result. Objects that are gone
+from the bucket, Items without a unit, and lost lineage need a person. A repair deletes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster.storage.publisher import Publisher, open_publisher
 
 ON_ITS_WAY = timedelta(minutes=15)
-"""A younger object may not be announced yet, or its message may wait on the queue."""
+"""Perhaps an object younger than this is not announced yet, or its message waits on the queue."""
 ITEMS_AT_ONCE = 5_000
 _OPEN = frozenset({Status.PENDING.value, Status.IN_PROGRESS.value})
 _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
@@ -59,14 +60,14 @@ class Difference(StrEnum):
     SUCCESS_WITHOUT_ITEM = "success_without_item"
     """A unit has succeeded, but its Item is not in the catalog's index, or the Item's file is missing or differs."""
     ITEM_WITHOUT_SUCCESS = "item_without_success"
-    """The catalog has an Item or an Item's file, but no unit that wrote it is succeeded, in progress or retryable."""
+    """The catalog has an Item or an Item's file, but no unit of this Item has succeeded or can still succeed."""
     SUCCESS_WITHOUT_LINEAGE = "success_without_lineage"
     """A unit has succeeded, but its lineage (OpenLineage, PROV-O) is not recorded, or a file of it is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedDay:
-    """A day of a dataset: its counts, and its differences by name in order."""
+    """A day of a dataset: its counts, and for each kind of difference the sorted names."""
 
     dataset: str
     day: date
@@ -77,7 +78,7 @@ class ComparedDay:
     missing_objects: Sequence[str] = ()
     missing_items: Mapping[WalId, str] = field(default_factory=dict)
     remakeable: Sequence[WalId] = ()
-    """Units with a missing Item that can be created again, because the object is unchanged."""
+    """Units whose missing Item can be created again, because their object is unchanged."""
     stray_items: Sequence[str] = ()
     missing_lineage: Sequence[str] = ()
 
@@ -99,8 +100,9 @@ class ComparedDay:
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
-    Files of catalog and lineage are compared by name; with `read` each Item is also read, by a request each. Raises
-    ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError if the files' store does not answer.
+    Files of catalog and lineage are compared by name. With `read`, each Item is also read, which costs one request for
+    each. Raises ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError if the store of catalog
+    or lineage does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
@@ -111,7 +113,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     with pipeline.database.snapshot() as view:
         indexed = _indexed(succeeded, contract, view)
         current = view.run("reconcile.items_of_day", collection_id=contract.stac.collection, day=day.isoformat()).all()
-    # Files are listed outside of a transaction, because there may be many.
+    # List the files outside of a transaction, because there can be many.
     catalog, lineage = (open_publisher(url) for url in (pipeline.settings.catalog, pipeline.settings.lineage))
     names = _names(catalog)
     missing = _without_item(succeeded, indexed, names, catalog if read else None)
@@ -130,7 +132,8 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
         units=len(units),
         items=items,
         missing_units=bucket.missing,
-        # An object whose key has no time is listed only under its newest version's day; other days seem to lack it.
+        # An object whose key has no time is listed only under the day of its newest version. On each other day the
+        # object would seem to be missing.
         missing_objects=sorted(gone) if contract.storage.key_grammar.has_times else (),
         missing_items=missing,
         remakeable=[
@@ -159,7 +162,8 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # ETags are compared only where messages name versions (those of chunks do not), and on AWS, where they are ETags.
+    # ETags are compared only if messages name versions (messages about chunks do not) and the provider is AWS, because
+    # AWS's versions are ETags.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -182,7 +186,7 @@ def _is_same(unit: Any, etag: str | None) -> bool:
 
 
 def _within(prefixes: Iterable[str]) -> re.Pattern[str]:
-    """Match the URIs below the listed prefixes; announced objects may be elsewhere."""
+    """Match the URIs below the listed prefixes; an announced object can be outside of these."""
     folders = ("[^/]+".join(map(re.escape, prefix.split("*"))) for prefix in prefixes)
     return re.compile("[^/]*//[^/]*/" + "(?:" + "|".join(folders) + ")")
 
@@ -212,7 +216,10 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return lost Items by unit: not indexed, or with a missing or (by `catalog`) another file."""
+    """Return lost Items by unit: the Item is not indexed, or its file is missing.
+
+    With `catalog`, also return Items whose file has other content than the index says.
+    """
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {
@@ -233,7 +240,7 @@ def _without_item(
 
 
 def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: _Names) -> list[str]:
-    """Return the objects of units that lack an emission of lineage, or its published file."""
+    """Return the objects of units that lack an emission of lineage or a published file."""
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)
@@ -247,13 +254,13 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: 
 def _stray(
     contract: DatasetContract, day: date, names: _Names, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return the number of the day's Items, and the Items of no recorded or coming unit."""
+    """Return the number of the day's Items, and the Items without a recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _may_succeed(row)]
     # Datasets that share a collection share its folder, so the files are compared only for the collection's owner.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
-        # After a restore of the ledger, files of coming Items may exist already; their units will write them again.
+        # After a restore of the ledger, the files of coming Items can exist already. The coming units write them again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in set(names(folder)) - known if not _NO_ITEM.fullmatch(name)]
@@ -281,10 +288,10 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Record at most `limit` new objects; with a change reference, replay as many lost Items.
+    """Record new objects and, with a change reference, replay lost Items: up to `limit` of each.
 
-    Return the numbers of recorded and repeated units and of remaining differences, and the id of the replay or
-    proposal. Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.
+    Return the numbers of recorded units, repeated units and remaining differences, and the id of replay or proposal.
+    Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
     grammar = pipeline.registry.grammars[compared.dataset]
@@ -309,7 +316,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
     """Create the units of a chunk of objects, and log the repair, in one transaction."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
-        # A run needs a partition, and a day before the window has none, so the window is extended.
+        # Extend the window, because a run needs a partition, and a day before the window has none.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
         ensured, requeued = enter_listed(pipeline.ledger, chunk, tx)
         details = {"day": day, "objects": len(ensured.created), "requeued": len(requeued)}
@@ -320,7 +327,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
 
 
 def _repeat(engine: ReplayEngine, compared: ComparedDay, decision: Decision, limit: int) -> Started | None:
-    """Start the replay of units with lost Items; None without such units or a change reference."""
+    """Replay units with lost Items; None if there are no such units, or no change reference."""
     if not compared.remakeable or decision.change_ref is None:
         return None
     selection = selection_from(

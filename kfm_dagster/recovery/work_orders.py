@@ -30,7 +30,7 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """A started replay, or a proposal for a second person; without ids when no unit matched."""
+    """A started replay, or a proposal for a second person; both ids are None if no unit matched."""
 
     plan: PlannedReplay
     proposal_id: int | None = None
@@ -38,9 +38,9 @@ class Started:
 
 
 def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Started:
-    """Start a replay of records or a backfill of days; propose it if it needs a review.
+    """Start a replay of records or a backfill of days, or propose it if a review is required.
 
-    Records nothing for an empty selection. Raises GuardError if a guard refuses the selection.
+    An empty selection is not recorded. Raises GuardError if a guard refuses the selection.
     """
     decision = engine.attributed(selection, decision)
     plan = engine.plan(selection, change_ref=decision.change_ref)
@@ -66,7 +66,7 @@ def release(
     replay_reason: str,
     tx: Transaction,
 ) -> int | None:
-    """Requeue all units of `seen` or none; if a review is required, return a proposal's id.
+    """Requeue all units of `seen` or none; if a review is required, return the proposal's id.
 
     Raises RecordMovedError for a unit that has left the seen version, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
@@ -80,7 +80,7 @@ def release(
 
 
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
-    """Approve a proposal and carry it out in one transaction; return proposal and replay's id.
+    """Approve and carry out a proposal in one transaction; return proposal and replay id.
 
     Raises RefusedError, RecordMovedError for a unit changed since the proposal, GuardError if a guard refuses now.
     """
@@ -133,7 +133,7 @@ class DiscardPlan:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def require_seen(self, seen: str) -> None:
-        """Refuse a decision about other units or versions. Raises RefusedError."""
+        """Refuse a decision whose dry run had other units or versions. Raises RefusedError."""
         if seen != self.seen:
             raise RefusedError(
                 "the units have changed since the dry run",
@@ -180,6 +180,6 @@ def open_versions(
             raise RefusedError(
                 "the unit is discarded permanently",
                 observed=record.wal_id,
-                next_step=f"kfm units evidence {record.wal_id} shows the decision",
+                next_step=f"see the decision: kfm units evidence {record.wal_id}",
             )
     return {WalId(record.wal_id): record.version for record in records}

@@ -193,7 +193,7 @@ def test_a_replay_of_other_units_than_approved_is_refused(call: Call, prod: Pipe
     claimed = own_tx(prod.ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-2", limit=1)
     own_tx(prod.ledger).settle([finished(unit) for unit in claimed], run_id="run-2")
     before = every_row(prod.database)
-    refusal = "holds other overrides than were proposed; observed 2 units"
+    refusal = "needs other overrides than were proposed; observed 2 units"
     call("governance", "approve", number, *APPROVING).refused(refusal, code=ExitCode.REFUSED)
     assert every_row(prod.database) == before
 

@@ -251,9 +251,7 @@ def test_no_further_day_is_listed_while_bulk_work_uses_its_share(pipeline: Pipel
     own_tx(pipeline.ledger).ensure(units[10:], lane=Lane.BULK)
     report = ask(pipeline, limit=9)
     assert report.requests == ()
-    assert (
-        report.reason == "10 bulk units are in flight, KFM_LIVE_SHARE leaves 10 to them; the next day is listed later"
-    )
+    assert report.reason == "10 bulk units are in flight, KFM_LIVE_SHARE allows 10; the next day is listed later"
 
 
 @pytest.mark.clause("DAG-05")
@@ -435,7 +433,7 @@ def test_a_day_without_a_dagster_partition_is_listed_once_it_has_one(pipeline: P
     backfill = start(pipeline, BEGINS, BEGINS)
     report = Backfills(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
-    assert report.reason.startswith(f"the code location does not know {BEGINS} yet, reload it")
+    assert report.reason.startswith(f"the code location does not know {BEGINS} yet: reload it")
     assert {(day.state, day.requests) for day in day_progress(pipeline.database, backfill.backfill_id)} == {
         (DayState.WAITING, 0)
     }

@@ -6,8 +6,8 @@ fewer bulk units are in flight than the live share allows. Succeeded units stay 
 with the reason `backfill`, so repeating a backfill changes nothing else.
 
 A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset; its id contains
-the interval. The database accepts an id once, so an interval has at most one listing, in spite of crashes and of
-several processes.
+the interval. The database accepts an id only once. So an interval has at most one listing, even if processes crash or
+several processes begin it.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
@@ -41,7 +41,7 @@ MAX_PAUSE_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListingRequest:
-    """A run to request, which lists and ingests a day of datasets. `run_key` names the attempt."""
+    """A run to request: it lists and ingests a day of datasets. `run_key` names the attempt."""
 
     backfill_id: str
     day: str
@@ -51,7 +51,7 @@ class ListingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvanceReport:
-    """The runs that a step requests; `reason` is why there are none."""
+    """The runs that a step requests; without requests, `reason` says why."""
 
     requests: tuple[ListingRequest, ...] = ()
     reason: str = "no backfill is running"
@@ -107,7 +107,7 @@ class Backfills:
             decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
             with ledger.database.transaction() as tx:
                 tx.run("replay.lock")
-                # Another process may have begun the same listing.
+                # Another process can have begun the same listing.
                 if tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None:
                     self._create(backfill_id, selection, {dataset: [day]}, decision, tx)
                     started.append(backfill_id)
@@ -142,9 +142,10 @@ class Backfills:
     ) -> AdvanceReport:
         """Advance every running backfill by a step: end finished backfills, request listings.
 
-        `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum of pairs, and `known` returns
-        whether Dagster knows a day; unknown days wait. If the run of a day died before the day was listed, the day is
-        requested again; a further day is requested only while few enough bulk units are in flight.
+        `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum number of such pairs, and
+        `known` returns whether Dagster has a partition of a day; other days wait. If the run of a day died before the
+        day was listed, the day is requested again. A further day is requested only while fewer bulk units are in flight
+        than the live share allows.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
@@ -170,7 +171,7 @@ class Backfills:
             return AdvanceReport(requests=requests)
         why = _why_none(off, units, max_units, listing, waiting, running)
         if unknown:
-            why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
+            why = f"the code location does not know {unknown[0]} yet: reload it, then this day is listed; {why}"
         return AdvanceReport(reason=why)
 
     def _days_of(self, dataset: str, first_day: date, last_day: date) -> list[date]:
@@ -231,7 +232,7 @@ class Backfills:
                     datasets=[row.dataset for row in rows],
                     at=self.pipeline.clock(),
                 ).all()
-                # Empty if the backfill was stopped in between.
+                # Empty if the backfill was stopped since the snapshot.
                 if requested:
                     names = tuple(sorted(row.dataset for row in requested))
                     key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in requested)}"
@@ -248,7 +249,7 @@ def _why_none(
     running: int,
 ) -> str:
     if waiting and units >= most:
-        return f"{units} bulk units are in flight, KFM_LIVE_SHARE leaves {most} to them; the next day is listed later"
+        return f"{units} bulk units are in flight, KFM_LIVE_SHARE allows {most}; the next day is listed later"
     if waiting or listing:
         return f"{len(listing)} days are being listed; further days wait for these"
     switches = f"; {off.sentences()}" if off.engaged else ""
@@ -278,6 +279,6 @@ def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[s
             grammar = registry.grammars[contract.id]
             recent = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
             for day in sorted({grammar.day_holding(day) for day in recent if contract.is_live(day)}):
-                # Derived, so that every process uses the same id.
+                # A digest, so that every process uses the same id.
                 digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
                 yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)

@@ -1,7 +1,7 @@
 """Backfills and the progress of their days: the values, and the queries that read them.
 
-Does not belong here: starting and advancing a backfill (`days.py`), and the state of its replay (`replay/runs.py`),
-which is also the backfill's.
+Does not belong here: starting and advancing a backfill (`days.py`), and its state, which is the state of its replay
+(`replay/runs.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DayState(StrEnum):
     WAITING = "waiting"
     """Not requested yet, or the dataset is switched off."""
     REQUESTED = "requested"
-    """A run that lists the day is requested, and requested again if it dies."""
+    """A run that lists the day is requested. If the run dies, another is requested."""
     LISTED = "listed"
     """Each object of the day has a record in the ledger."""
 
@@ -60,7 +60,7 @@ class Backfill:
 
     @property
     def days_listed(self) -> int:
-        """Days whose every object has a record."""
+        """Number of days of which every object has a record."""
         return self.days[DayState.LISTED]
 
     def as_json(self) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Backfill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayProgress:
-    """A day of a dataset. `units` counts the day's records by status, from every source.
+    """A day of a dataset. `units` counts all records of the day by status, from any source.
 
-    `left_out` has the keys that gave no unit, once the listing has ended (`ingest.discovery.LeftOut`).
+    After the end of the listing, `left_out` has the keys that gave no unit (`ingest.discovery.LeftOut`).
     """
 
     dataset: str
@@ -105,7 +105,7 @@ class DayProgress:
 
     @property
     def open_units(self) -> int:
-        """Units that are pending, in progress, or failed and may be retried."""
+        """Number of units that are pending, in progress or failed."""
         return sum(self.units.get(status, 0) for status in (Status.PENDING, Status.IN_PROGRESS, Status.FAILED))
 
 
@@ -140,7 +140,7 @@ def unlisted_days(database: Database) -> list[UnlistedDays]:
 
 
 def listed_backfills(database: Database) -> list[str]:
-    """Return running backfills with every day listed; each ends once no unit of it waits."""
+    """Return running backfills with all days listed; each ends once none of its units waits."""
     with database.snapshot() as view:
         return list(view.run("backfill.all_listed").scalars())
 
@@ -160,7 +160,7 @@ def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
 
 
 def days_left_out(registry: ContractRegistry, datasets: Iterable[str], first_day: date) -> dict[str, str]:
-    """Describe, by dataset, the days from `first_day` on that precede the dataset's first day."""
+    """Describe, by dataset, the days between `first_day` and the dataset's first day."""
     first_days = {name: registry[name].storage.first_day for name in datasets if name in registry.contracts}
     return {
         name: f"{counted((day - first_day).days, 'day')} from {first_day} on: {name} begins on {day}"

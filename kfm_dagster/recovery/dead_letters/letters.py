@@ -1,7 +1,8 @@
 """Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
-A dead letter is parsed as intake parses messages, and its units are looked up in the ledger; why the queue moved the
-message does not matter. Looking changes only receive counts. Does not belong here: treating letters (`treatments.py`).
+A dead letter is parsed as intake parses messages, and its units are looked up in the ledger. The queue's reason for
+moving the message does not matter. Listing letters changes only the messages' receive counts. Does not belong here:
+treating letters (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.statements import value_of
 
 LOOK_LIMIT = 10_000
-"""Maximum dead letters per look; SQS allows 120,000 messages in flight per queue."""
+"""Maximum dead letters of one listing; SQS allows 120,000 messages in flight per queue."""
 OLDEST_SAMPLE = 100
 """Dead letters that `status` receives to find the oldest, because SQS does not report the oldest message's age."""
 
 
 @unique
 class DeadLetterClass(StrEnum):
-    """The class of a dead letter, by the first case that applies to any of its units."""
+    """The class of a dead letter: the first of these cases that applies to one of its units."""
 
     UNREADABLE = "unreadable"
-    """An entry of the message gives no unit, so a person decides, by the stored reason."""
+    """An entry of the message gives no unit; a person decides, and the reason is stored."""
     UNKNOWN = "unknown"
     """The ledger has no record of a unit, so a record is created."""
     FAILED = "failed"
-    """A unit failed, so it is requeued, or quarantined if its policy allows no replay."""
+    """A unit failed. It is requeued, or quarantined if its retry policy allows no further attempt."""
     WAITING = "waiting"
     """The message stays: a unit is pending or in progress, or the sender's certificate cannot be fetched now."""
     DONE = "done"
@@ -53,8 +54,8 @@ class DeadLetterClass(StrEnum):
 class KnownUnit:
     """A unit and its status in the ledger.
 
-    `requeued_with` is its error code when a drain last requeued it; `no_replay` is why the policy allows a failed unit
-    no further attempt, or None.
+    `requeued_with` is the error code that the unit had when a drain last requeued it. `no_replay` is the reason why a
+    failed unit has no further attempt, or None.
     """
 
     wal_id: WalId
@@ -66,7 +67,7 @@ class KnownUnit:
 
     @property
     def recurred(self) -> bool:
-        """Return whether the unit failed again with its error from before the drain."""
+        """Return whether the unit failed again with the error that it had before the drain."""
         ended = self.status in {Status.FAILED, Status.QUARANTINED}
         return ended and self.error_code is not None and self.error_code == self.requeued_with
 
@@ -101,7 +102,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LetterSelection:
-    """A filter of dead letters; an empty part matches all."""
+    """A filter of dead letters; an empty field matches every letter."""
 
     classes: frozenset[DeadLetterClass] = frozenset()
     datasets: frozenset[str] = frozenset()
@@ -123,17 +124,17 @@ class LetterSelection:
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
-    """Return the queue. Raises RefusedError if receiving would move messages to another queue."""
+    """Return the queue. Raises RefusedError if it is the primary queue or has a redrive policy."""
     if queue.name == primary:
         raise RefusedError(
             "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
         )
     if (further := queue.rules().dead_letter_arn) is not None:
         raise RefusedError(
-            f"{queue.name} has a redrive policy of its own, so looking at a message would move it on",
+            f"{queue.name} has a redrive policy of its own, so receiving messages would move them to another queue",
             observed=further,
             expected="no RedrivePolicy on the dead-letter queue",
-            next_step="remove the policy, or work on that queue (KFM_SQS_DLQ_QUEUE)",
+            next_step="remove the policy, or set KFM_SQS_DLQ_QUEUE to that other queue",
         )
     return queue
 
@@ -155,7 +156,7 @@ def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLet
 
 
 def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction) -> dict[WalId, KnownUnit]:
-    """Return units with their statuses, without units that have no record."""
+    """Return the units that have a record in the ledger, by id."""
     rows = tx.run("dead_letters.known_units", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).mappings()
     units = (value_of(KnownUnit, {**row, "no_replay": _no_replay(ledger, row)}) for row in rows)
     return {unit.wal_id: unit for unit in units}
@@ -181,7 +182,7 @@ _CLASS_OF: Mapping[Status | None, DeadLetterClass] = {
     Status.QUARANTINED: DeadLetterClass.DONE,
 }
 PRECEDENCE = list(DeadLetterClass)
-"""Order of classes; a message has the first class of its units."""
+"""Order of classes; a message gets the first of its units' classes."""
 
 
 def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, KnownUnit]) -> DeadLetter:
@@ -208,10 +209,10 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the document of `kfm dlq status --json`: the queue and the ledger's account of it.
+    """Return the document of `kfm dlq status --json`: the queue, and the ledger's counts of it.
 
-    `oldest_sent_at` is the earliest time of sending of the `looked_at` messages, which may not be all. SQS counts the
-    retention of a message from this time. Raises QueueUnavailableError or DatabaseUnavailableError.
+    `oldest_sent_at` is the earliest time of sending among `looked_at` messages; the queue can hold more. SQS counts
+    a message's retention from the time of sending. Raises QueueUnavailableError or DatabaseUnavailableError.
     """
     queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
     rules, depth = queue.rules(), queue.depth()
@@ -233,7 +234,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
-    """Return up to `limit` classed dead letters, oldest first; they become visible again."""
+    """Return at most `limit` dead letters, oldest first; all become visible on the queue again."""
     settings = pipeline.settings
     queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
     messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)
@@ -244,8 +245,8 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
 def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> dict[str, Any]:
     """Return the document of `kfm dlq plan --json`: letters by class, dataset and error code.
 
-    `no_replay` counts failed units whose policy grants no further attempt, `recurred` the units that failed again with
-    their error from before an earlier drain. Raises ContractError for a dataset without a contract.
+    `no_replay` counts failed units whose policy grants no further attempt. `recurred` counts units that failed again
+    with the error that they had before an earlier drain. Raises ContractError for a dataset without a contract.
     """
     for name in selection.datasets:
         _ = pipeline.registry[name]

@@ -1,11 +1,11 @@
 """Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
-A drain lands a batch and then writes in one transaction: records for unknown units, failed > pending for failed units
-whose policy allows it, quarantine for other failed units, the receipt by which each message is deleted once its units
-are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats nothing.
-A redrive sends before it deletes, so a message may be on both queues, but is always on at least one. Unreadable
-messages are not redriven, because they would be dead letters again; a discard deletes the messages of named ids. Does
-not belong here: running the units (the ledger's sensor requests that).
+A drain lands a batch. Then it writes in one transaction: (1) records of unknown units, (2) the status `pending` of each
+failed unit if its policy allows another attempt, otherwise `quarantined`, (3) the receipt by which each message is
+deleted once its units are terminal, (4) the decision. So a drain that crashes at any point loses nothing, and a second
+drain repeats nothing. A redrive deletes a message after sending it, so the message can be on both queues, but is always
+on at least one. Unreadable messages are not redriven, because they would be dead letters again. A discard deletes
+messages by their ids. Does not belong here: running the units (the ledger's sensor requests the runs).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""A drain stops when so many units recur with the same error code: five have a common cause."""
+"""A drain stops when this number of units fail again with the same error code: five have a common cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",
@@ -55,12 +55,12 @@ def drain(
     report: Report = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> DeadLetterWork:
-    """Drain the selected letters in batches, with a pause and a call of `report` after each.
+    """Drain the selected letters in batches; after each batch, call `report` and pause.
 
-    Stops when `stop_after` units have failed again with their error from before this or an earlier drain (None: never),
-    or when a drained unit gives another result than an earlier success. Raises RefusedError if the queue cannot be
-    drained or the ledger's account does not balance, UnattributedDecisionError in prod without a change reference, and
-    QueueUnavailableError or DatabaseUnavailableError; the next drain continues.
+    Stops when a drained unit gives another result than an earlier success, or when `stop_after` units have failed again
+    with the error that they had before this or an earlier drain (None: no such stop). Raises RefusedError if the queue
+    cannot be drained or the ledger's account does not balance, and UnattributedDecisionError in prod without a change
+    reference. After a QueueUnavailableError or DatabaseUnavailableError, the next drain continues.
     """
     work = DeadLetterWork(
         pipeline=pipeline, decision=decision, selection=selection, bounds=bounds, name="dlq-drain", report=report
@@ -75,7 +75,7 @@ def drain(
         if (stop := _reason_to_stop(work, letters, requeued, stop_after)) is not None:
             work.end, work.detail = stop
             for letter in letters:
-                work.note(letter, LetterOutcome.LEFT, "the drain stopped before it")
+                work.note(letter, LetterOutcome.LEFT, "the drain stopped before this message")
             return
         requeued.update(_drain(work, letters))
         wait(pause_seconds)
@@ -94,7 +94,7 @@ def redrive(
     bounds: Bounds = Bounds(),  # noqa: B008, likewise
     report: Report = lambda _: None,
 ) -> DeadLetterWork:
-    """Move selected unknown or replayable letters to the primary queue. Raises as `drain`."""
+    """Move letters with unknown or replayable units to the primary queue. Raises as `drain`."""
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
@@ -192,7 +192,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine failed units without a further attempt (WSM-12); other units' messages stay."""
+    """Quarantine units that have no attempt left (WSM-12); messages of other failed units stay."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

@@ -1,7 +1,7 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are returned to the queue when the work ends (even by an error); if they were returned earlier, the
-work would receive them again. Messages of a killed process are visible again after their visibility timeout. Does not
+A message that the work does not settle stays hidden until the work ends (even by an error), because a visible message
+would be received again. After a kill, messages are visible again at the end of their visibility timeout. Does not
 belong here: treating a batch (`treatments.py`).
 """
 
@@ -33,7 +33,7 @@ MAX_BATCH_SIZE = 1_000
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
 OUTSIDE_SELECTION = {NOT_SELECTED, BEYOND_LIMIT}
-"""Reasons for leaving messages that are outside the selection; a command's report omits these messages."""
+"""Reasons why a message is outside the selection; a command's report omits such messages."""
 
 
 @unique
@@ -43,7 +43,7 @@ class LetterOutcome(StrEnum):
     DELETED = "deleted"
     """Deleted from the queue, because all units of the message are terminal."""
     WAITS = "waits"
-    """On the dead-letter queue until the message's units are terminal; then the pipeline deletes it."""
+    """On the dead-letter queue until the message's units are terminal; then the pipeline deletes the message."""
     KEPT = "kept"
     """Unreadable; the message stays for a person, and the ledger has the reason."""
     LEFT = "left"
@@ -51,7 +51,7 @@ class LetterOutcome(StrEnum):
     MOVED = "moved"
     """On the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
-    """On both queues, because it was sent but not deleted. The ledger creates a single unit for both."""
+    """On both queues, because the message was sent but not deleted. The ledger creates each of its units only once."""
     REFUSED = "refused"
     """Refused by the primary queue; the message stays on the dead-letter queue."""
     DISCARDED = "discarded"
@@ -65,11 +65,11 @@ class End(StrEnum):
     EMPTY = "empty"
     """The queue returned no further message."""
     LIMIT = "limit"
-    """The requested number is reached."""
+    """The requested number of messages is reached."""
     MAX_BATCHES = "max_batches"
-    """The requested number of batches is reached; more messages may exist."""
+    """The requested number of batches is reached; perhaps more messages exist."""
     IN_FLIGHT = "in_flight"
-    """The units pending or in progress have reached KFM_MAX_IN_FLIGHT_UNITS."""
+    """The number of units pending or in progress has reached KFM_MAX_IN_FLIGHT_UNITS."""
     RECURRENCE = "recurrence"
     """Drained units failed again with their earlier error."""
     MISMATCH = "mismatch"
@@ -78,7 +78,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """Upper bounds of the work. `limit` counts messages acted on, None for no limit."""
+    """Upper bounds of the work. `limit` is the maximum number of messages to treat (None: any)."""
 
     batch_size: int = 100
     max_batches: int = 20
@@ -138,12 +138,12 @@ class DeadLetterWork:
             self.queue.give_back(list(self._held.values()))
 
     def keep_hidden(self, letters: Iterable[DeadLetter]) -> None:
-        """Keep messages hidden at the end of the work, because the ledger has their units."""
+        """Leave messages hidden when the work ends, because the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 
     def note(self, letter: DeadLetter, outcome: LetterOutcome, detail: str | None = None) -> None:
-        """Set the outcome of a message, in its published form; the last call counts."""
+        """Set the outcome of a message, in its published form; a later call replaces it."""
         self._outcomes[letter.message.message_id] = {
             "message_id": letter.message.message_id,
             "class": letter.kind,
@@ -165,7 +165,7 @@ class DeadLetterWork:
 
     @property
     def unmet(self) -> frozenset[str]:
-        """Messages requested by id that are missing or were not treated."""
+        """Requested ids of messages that were not received, or not treated."""
         done = {message["message_id"] for message in self.messages if message["outcome"] is not LetterOutcome.LEFT}
         return self.selection.message_ids - done
 
@@ -205,7 +205,7 @@ class DeadLetterWork:
         messages = self.queue.receive(
             self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
-            # As long as an attempt may take, so that the receipt in the ledger stays valid until the attempt ends.
+            # The longest time of an attempt, so that the receipt in the ledger stays valid until the attempt ends.
             visibility_seconds=settings.lease_seconds,
             max_bytes=PART_BYTES,
         )

@@ -1,6 +1,6 @@
 """The replay engine: freeze a selection, and admit it batch by batch through the ledger.
 
-Any process may call `advance`. One transaction admits a batch and records the decision on each of its units, so that a
+Any process can call `advance`. One transaction admits a batch and records the decision on each of its units, so that a
 process that dies has admitted the batch wholly or not at all. Ordinary runs process the admitted units. Does not belong
 here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
 """
@@ -99,9 +99,9 @@ class ReplayEngine:
     def plan(
         self, selection: Selection, *, change_ref: str | None = None, tx: Transaction | None = None
     ) -> PlannedReplay:
-        """Return the plan of a selection now, with its refusals; change nothing.
+        """Return the plan of a selection as of now, with the refusals of guards; change nothing.
 
-        Raises GuardError if a guard refuses the query itself, and UnknownReplayReasonError for an unknown reason.
+        Raises GuardError if a guard refuses the query itself, UnknownReplayReasonError for an unknown reason.
         """
         with nullcontext(tx) if tx else self.pipeline.database.snapshot() as view:
             self.pipeline.ledger.check_reason(selection.replay_reason, tx=view)
@@ -116,10 +116,10 @@ class ReplayEngine:
         approved: Units | None = None,
         tx: Transaction | None = None,
     ) -> ReplayRun:
-        """Freeze a selection and start its replay, which has admitted no unit yet.
+        """Freeze a selection and start its replay, but admit no unit yet.
 
-        A backfill lists days instead of selecting records, and raises the errors of Backfills.start. Raises GuardError
-        if a guard refuses, and RefusedError if the selection needs other overrides now than were `approved`.
+        A selection of mode backfill starts a backfill; then the errors of `Backfills.start` are raised. Raises
+        GuardError if a guard refuses, RefusedError if the selection now needs other overrides than were `approved`.
         """
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
@@ -134,10 +134,10 @@ class ReplayEngine:
             plan.refuse()
             if approved is not None and plan.overrides != approved:
                 raise RefusedError(
-                    "the selection holds other overrides than were proposed",
+                    "the selection needs other overrides than were proposed",
                     observed=f"{sum(map(len, plan.overrides.values()))} units that succeeded or are quarantined",
                     expected=f"the {sum(map(len, approved.values()))} proposed units at their proposed versions",
-                    next_step="propose it again",
+                    next_step="propose the replay again",
                 )
             self.pipeline.ledger.govern_reason(selection.replay_reason, tx=change)
             replay_run_id = str(uuid.uuid4())
@@ -155,13 +155,13 @@ class ReplayEngine:
         return run
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
-        """Return the decision; a decision without a change reference gets the spec's."""
+        """Return the decision; without a change reference, it gets the reference of the spec."""
         return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
-        """Advance a running replay by a batch at most; any process may repeat it safely.
+        """Advance a running replay by at most one batch; any process can repeat this safely.
 
-        Does nothing for a backfill, which `Backfills.advance` advances. Raises UnknownNameError.
+        Does nothing for a backfill, because `Backfills.advance` advances it. Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -180,7 +180,7 @@ class ReplayEngine:
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
-        """Advance a replay; return a hold if this version of kfm_dagster cannot continue it."""
+        """Advance a replay; return a hold if this version of kfm_dagster cannot continue the replay."""
         try:
             return self.advance(replay_run_id)
         except DependencyUnavailableError:
@@ -198,7 +198,7 @@ class ReplayEngine:
         return self._change(replay_run_id, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Resume a replay; earlier differing results do not stop it again. Raises RefusedError."""
+        """Resume a replay; results that differed before do not stop it again. Raises RefusedError."""
         return self._change(replay_run_id, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
@@ -215,7 +215,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Return whether a running replay can continue, because no guard holds it."""
+        """Return whether a running replay exists that no guard holds."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]
@@ -294,8 +294,8 @@ class ReplayEngine:
     def _change(
         self, replay_run_id: str, to_state: ReplayState, decision: Decision, action: GovernanceAction
     ) -> ReplayRun:
-        """Change a replay's state by a person's decision, and log it. Raises RefusedError."""
-        # Only the engine starts a planned replay.
+        """Change a replay's state by a person's decision, and log the decision. Raises RefusedError."""
+        # Only the engine changes a planned replay to running.
         allowed = {state for state, following in NEXT_STATES.items() if to_state in following} - {ReplayState.PLANNED}
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")

@@ -1,8 +1,8 @@
 """Limits of replays by environment, the names of the guards, and the pace of batches (pure).
 
-A spec may lower these limits, but not raise them; more records need a second replay, or a change of this table. Bulk
-units wait for live units anyway; the pace bounds the number of bulk units, and stops batches when live units begin to
-wait. Does not belong here: whether a guard refuses (`plan.py`).
+A spec can lower these limits, but not raise them. More records need a second replay, or a change of this table. Bulk
+units always wait for live units; in addition, the pace limits the number of bulk units, and holds the next batch when
+live units wait too long. Does not belong here: whether a guard refuses (`plan.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Limits:
     max_records_of_days: int = 100_000
     """Limit of records for a selection with a first and last day, such as all Items of a release in a range of days.
 
-    A month of HRRR or 3 days of NEXRAD: about 160 MB in memory, 17 minutes at prod's rate.
+    It covers a month of HRRR or 3 days of NEXRAD, and needs about 160 MB in memory and 17 minutes at prod's rate.
     """
     max_batch_size: int = 1_000
     default_batch_size: int = 500
@@ -40,7 +40,7 @@ class Limits:
     batches_in_flight_per_dataset: int = 20
     batches_in_flight: int = 40
     max_window: timedelta | None = None
-    """Longest span of time that a selection may cover; None: any."""
+    """Longest span of time that a selection may cover; None: no limit."""
     global_scope: bool = True
     """Whether a selection may have every dataset."""
     needs_change_ref: bool = False
@@ -58,7 +58,7 @@ LIMITS: Mapping[Environment, Limits] = {
         batches_in_flight=16,
         max_window=timedelta(days=92),
     ),
-    # 5,000 records are ten batches of 500. At a batch per two seconds, no more bulk units wait than a run claims.
+    # 5,000 records are ten batches of 500. At a batch per two seconds, a run can claim all bulk units that wait.
     Environment.PROD: Limits(
         max_selection_records=5_000,
         max_batch_size=500,
@@ -172,9 +172,9 @@ class Request:
 
 
 RATES = ("records_per_second", "batches_per_minute")
-"""Limits that a replay's own options may lower."""
+"""Limits that the options of a replay can lower."""
 REMEMBERED = timedelta(hours=1)
-"""Age up to which batches count for the pace; the largest batch at the lowest rate takes 17 minutes."""
+"""Older batches do not count for the pace. The largest batch at the lowest rate takes 17 minutes."""
 
 
 @unique
@@ -207,8 +207,8 @@ class Hold:
 class Traffic:
     """The batches of all replays, and the waiting time of live units.
 
-    `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` the
-    decision times of all replays' latest batches, with their numbers of admitted units.
+    `in_flight` has (replay, batch, dataset) for every batch with a unit that is pending or in progress. `recent` has
+    the time of admission and the number of admitted units for the latest batches of all replays.
     """
 
     now: datetime

@@ -41,7 +41,7 @@ def query_refusals(request: Request) -> Iterator[Refusal]:
             what="the selection is for another environment",
             observed=f"metadata.env {env}",
             expected=f"{request.env}, where this runs (KFM_ENV)",
-            next_step="run it there, or write a selection for this environment",
+            next_step="run the replay there, or write a selection for this environment",
         )
     if missing := _missing_scope(request.selection):
         yield Refusal(
@@ -109,7 +109,7 @@ def request_refusals(request: Request) -> Iterator[Refusal]:
     """Return the refusals that need no ledger; every batch checks them again."""
     yield from query_refusals(request)
     spec_limits, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
-    lower = "lower it in options, or leave it out"
+    lower = "lower the rate in options, or leave it out"
     for guard, what, observed, limit, next_step in (
         (
             Guard.MAX_SELECTION_RECORDS, "the selection asks for too many records",
@@ -141,7 +141,7 @@ def request_refusals(request: Request) -> Iterator[Refusal]:
     if limits.needs_change_ref and not request.change_ref:
         yield Refusal(
             guard=Guard.CHANGE_REFERENCE,
-            what="a replay needs a change or incident reference here",
+            what="a replay needs a change or incident reference",
             observed="none",
             expected=f"a reference in {request.env}",
             next_step="pass --change-ref, or set metadata.labels.incident_id",
@@ -156,14 +156,14 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Iterator[Refu
             what="a dataset is switched off",
             observed=", ".join(sorted(switched_off)),
             expected="no kill switch on a dataset of the selection",
-            next_step="kfm governance paused shows the reason; release it first, or leave the dataset out",
+            next_step="see the reason (kfm governance paused); release the switch first, or leave the dataset out",
         )
 
 
 def _refused_units(
     request: Request, records: int, newer_results: int, *, more: bool, release: str
 ) -> Iterator[Refusal]:
-    """Refuse too many records or batches, and replacing a newer release's results (RPL-07)."""
+    """Refuse too many records or batches, and a replacement of newer releases' results (RPL-07)."""
     limits, options = request.selection.spec.limits, request.selection.spec.options
     if more and limits.max_records is None:
         yield Refusal(
@@ -186,7 +186,7 @@ def _refused_units(
             what="results of a newer release would be replaced",
             observed=f"{newer_results} results newer than {release}",
             expected="results of this release or an older release",
-            next_step="run it with that release, or approve it with --allow-downgrade",
+            next_step="replay with that release, or approve the downgrade with --allow-downgrade",
         )
 
 
@@ -200,7 +200,7 @@ def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step:
 class PlannedReplay:
     """The units to requeue, their batches, the skipped units, and the refusals.
 
-    `more` means that records beyond the limit match; `seconds` is the least time that the rate allows.
+    `more` means that records beyond the limit match, too; `seconds` is the shortest time that the rate allows.
     """
 
     selection: Selection
@@ -213,7 +213,7 @@ class PlannedReplay:
     listings: int = 0
     """Days of datasets that a backfill lists; 0 for every other mode."""
     others: Mapping[Status, int] = field(default_factory=dict)
-    """If no record matches: records of the same datasets and event times, by status."""
+    """If no record matches: the number of records of the same datasets and times, by status."""
 
     @property
     def batches(self) -> int:
@@ -222,7 +222,7 @@ class PlannedReplay:
 
     @property
     def overrides(self) -> Units:
-        """The overrides by which terminal units become pending, with the units' versions."""
+        """The versions of the terminal units to requeue, by the override that requeues each unit."""
         versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for unit in self.units:
             if (action := override_action(unit.status, self.selection)) is not None:
@@ -272,7 +272,7 @@ class PlannedReplay:
 
 
 def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: Transaction) -> PlannedReplay:
-    """Return the plan of a selection now.
+    """Return the plan of a selection as of now.
 
     Raises GuardError if a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
@@ -314,6 +314,6 @@ def _least_seconds(request: Request, units: int) -> float:
     options, limits = request.selection.spec.options, request.limits
     batches = -(-units // request.batch_size)
     by_records = units / (options.records_per_second or limits.records_per_second)
-    # The batches of a minute may all be admitted at its beginning.
+    # All batches of a minute can be admitted at the beginning of this minute.
     minutes = max(batches - 1, 0) // (options.batches_per_minute or limits.batches_per_minute)
     return max(by_records, minutes * 60.0)

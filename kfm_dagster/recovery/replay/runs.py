@@ -36,13 +36,13 @@ class ReplayState(StrEnum):
     PAUSED = "paused"
     """A person paused the replay."""
     STOPPED = "stopped"
-    """A person, or a result that differs, ended the replay; it can be resumed."""
+    """A person ended the replay, or a result that differs did; the replay can be resumed."""
     FINISHED = "finished"
     """Every unit is decided on, and every admitted unit has ended."""
 
 
 ENDED = (ReplayState.STOPPED, ReplayState.FINISHED)
-"""States of a replay that no process advances; a person may resume a stopped replay."""
+"""States in which no process advances a replay; a person can resume a stopped replay."""
 NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.PLANNED: (ReplayState.RUNNING,),
     ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
@@ -50,7 +50,7 @@ NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.STOPPED: (ReplayState.RUNNING,),
     ReplayState.FINISHED: (),
 }
-"""Every legal change (RPL-05); the database enforces it (`sql/schema`)."""
+"""The legal changes of state (RPL-05); the database refuses other changes (`sql/schema`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +89,10 @@ class UnitOutcome(StrEnum):
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     RETRYING = "retrying"
-    """An attempt failed and another is due."""
+    """An attempt failed, and another attempt will follow."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """An attempt failed and no other is due."""
+    """An attempt failed, and no other attempt will follow."""
     QUARANTINED = "quarantined"
 
 
@@ -215,7 +215,7 @@ def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
     """Return a replay. Raises UnknownNameError."""
     row = tx.run("replay.run", replay_run_id=replay_run_id).mappings().one_or_none()
     if row is None:
-        raise UnknownNameError("unknown replay", observed=replay_run_id, next_step="kfm replay status lists them")
+        raise UnknownNameError("unknown replay", observed=replay_run_id, next_step="see the ids: kfm replay status")
     return _run(row)
 
 
@@ -225,7 +225,7 @@ def newest(tx: Transaction, *, limit: int, backfills: bool = False) -> list[Repl
 
 
 def running(tx: Transaction) -> list[str]:
-    """Return the ids of the replays that run, the oldest first."""
+    """Return the ids of running replays, the oldest first."""
     return list(tx.run("replay.running").scalars())
 
 
@@ -244,7 +244,7 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
 
 
 def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutcome] = UnitOutcome) -> str:
-    """Return the numbers of units by outcome, in a line without zeros."""
+    """Return the numbers of units by outcome as a line; outcomes without units are left out."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"
 
 

@@ -1,8 +1,8 @@
 """The selection spec of a replay: its records, its mode and options, and its limits.
 
-A YAML file or the options of a command give the same document, checked by a strict model; the same spec on the same
-ledger selects the same records in the same order. Does not belong here: querying the ledger (`units.py`), and
-whether a valid spec is allowed (`plan.py`).
+A YAML file and the options of a command give the same document, which a strict model checks. The same spec on the same
+ledger selects the same records in the same order. Does not belong here: querying the ledger (`units.py`), and whether a
+valid spec is allowed (`plan.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Mode(StrEnum):
     FAILED_ONLY = "failed-only"
     """Requeue failed units, within their contract's policy."""
     REPAIR_AND_REPLACE = "repair-and-replace"
-    """Requeue succeeded and quarantined units, too, under an approval."""
+    """Requeue also succeeded and quarantined units, under an approval."""
     BACKFILL = "backfill"
     """List the buckets of whole days, and ingest the objects that the ledger does not have."""
 
@@ -75,7 +75,7 @@ class _Span(_Strict):
 
 
 class EventTime(_Span):
-    """The objects' writing times by the source, from `start` (inclusive) to `end` (exclusive)."""
+    """The source's writing times of objects, from `start` (inclusive) to `end` (exclusive)."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None
@@ -108,7 +108,7 @@ class Attempts(_Strict):
 
 
 class Filters(_Strict):
-    """The filter of records; each filter narrows the selection."""
+    """The filters of records; a record must pass each of them."""
 
     datasets: list[Dataset] = Field([], description='Dataset ids; "*" selects all datasets (not in prod).')
     status: list[Status] = Field([], description="Default: failed. Never pending or in_progress.")
@@ -156,7 +156,7 @@ class Spec(_Strict):
 
     @property
     def statuses(self) -> tuple[Status, ...]:
-        """The statuses that are selected, each once."""
+        """The selected statuses without repetitions."""
         return tuple(dict.fromkeys(self.filters.status)) or (Status.FAILED,)
 
     @model_validator(mode="after")
@@ -194,7 +194,7 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _reason_is_no_retry(self) -> Selection:
-        # Automatic retries have this reason: units requeued with it would enter the live lane without a decision.
+        # Only automatic retries have this reason. With it, units would enter the live lane without a decision.
         if self.replay_reason == ReplayReason.RETRY:
             raise ValueError("metadata.labels.replay_reason is 'retry', which only a contract's own retries have")
         return self
@@ -231,7 +231,7 @@ class Selection(_Strict):
 
 
 def selection_from(env: Environment, source: str, /, **parts: Any) -> Selection:
-    """Return the selection of named parts (`_PATHS`); empty parts are the model's defaults.
+    """Return the selection of named parts (`_PATHS`); an empty part gets the model's default.
 
     Raises ConfigurationError.
     """

@@ -50,7 +50,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SelectedUnit:
-    """A record in the order of the queries' columns; `made_by` is the release of its result."""
+    """A selected record, in the order of the queries' columns; `made_by`: release of its result."""
 
     wal_id: WalId
     version: int
@@ -113,7 +113,7 @@ class Admission:
 def select(
     selection: Selection, *, registry: ContractRegistry, limit: int, tx: Transaction
 ) -> tuple[list[SelectedUnit], bool]:
-    """Return the first `limit` matches by event time and wal_id, and whether there are more."""
+    """Return the first `limit` records by event time and wal_id, and whether more records match."""
     filters = selection.spec.filters
     datasets = datasets_of(selection, registry)
     parameters = {
@@ -142,7 +142,7 @@ def select(
 
 
 def count_by_status(selection: Selection, *, registry: ContractRegistry, tx: Transaction) -> dict[Status, int]:
-    """Count the records of a selection's datasets and times by status, without other filters."""
+    """Count records by status, filtered only by the selection's datasets and times."""
     filters = selection.spec.filters
     names = datasets_of(selection, registry)
     rows = tx.run(
@@ -239,7 +239,7 @@ def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -
 
 
 def override_action(status: Status, selection: Selection) -> GovernanceAction | None:
-    """Return the override that requeues units of a status; None if none is needed."""
+    """Return the override that requeues units of a status; None if units need no override."""
     if status is Status.QUARANTINED:
         return GovernanceAction.RELEASE
     if status is not Status.SUCCEEDED:
@@ -267,6 +267,6 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
-    """Read a row by the order of its columns: by name, it takes as long as the query."""
+    """Read a row by the order of its columns; reading by name would take as long as the query."""
     wal_id, version, status, *others = row
     return SelectedUnit(wal_id, version, Status(status), *others)
