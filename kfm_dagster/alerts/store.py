@@ -173,7 +173,7 @@ class AlertStore:
 
 
 def consumer_of(endpoint: int, channel: str) -> str:
-    """Return the consumer of a notification: its channel, and the present number of its endpoint."""
+    """Return a notification's consumer: its channel, and the present number of its endpoint."""
     return f"{channel} {endpoint}"
 
 

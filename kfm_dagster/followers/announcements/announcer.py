@@ -1,8 +1,8 @@
-"""The announcer of a subscription, which notifies its receiver of changes of Items.
+"""The announcer of a subscription notifies the subscription's receiver of changes of Items.
 
 The transaction of a change also writes the change to the catalog's outbox (`catalog_changes`). Each event is recorded
-before it is sent, and again once the receiver has accepted it. If the process dies, or the receiver accepts only some
-events, the events without recorded acceptance are sent again, under the same ids.
+before it is sent, and its acceptance is recorded after the receiver's answer. If the process dies, or the receiver
+accepts only some events, the events without recorded acceptance are sent again, under the same ids.
 
 Does not belong here: content of events (`event.py`), answers (`sending.py`), retries (`catalog/following.py`).
 """
@@ -56,7 +56,7 @@ class Announcer:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Notify the receiver of changes.
 
-        Raises FollowError if an event was neither accepted nor given up.
+        Raises FollowError if any event was neither accepted nor given up.
         """
         collection = contract.stac.collection
         announced = self.store.announced(collection, [change.item_id for change in changes])
@@ -89,9 +89,9 @@ class Announcer:
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
-        """Resend events that were given up; return the numbers of accepted and of other events.
+        """Resend the events that were given up; return how many were accepted, and how many not.
 
-        Raises FollowError when the receiver is unreachable.
+        Raises FollowError if the receiver is unreachable.
         """
         given_up = self.store.to_resend(self._writer.content_type)
         taken = 0
@@ -109,8 +109,8 @@ class Announcer:
     def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Announced | None:
         """Return the event of a change for this receiver; None if the receiver needs no event.
 
-        A receiver that has an Item gets the Item's later changes even if the filters no longer match. Otherwise, the
-        receiver would keep an outdated Item.
+        A receiver that has an Item gets the Item's later changes, even if the Item no longer matches the filters.
+        Otherwise, the receiver would keep an outdated Item.
         """
         if announced is not None and announced.change_id >= change.change_id:
             if announced.change_id > change.change_id or announced.state is not AnnouncementState.OPEN:
@@ -150,7 +150,7 @@ def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsRecei
 
 def _selects(subscription: Subscription, registry: ContractRegistry) -> Iterator[Matches]:
     if subscription.datasets is not None:
-        # An Item has its dataset's public name; several datasets may write into one Collection.
+        # An Item has its dataset's public name, because several datasets can write into one Collection.
         names = {registry.public_id(dataset) for dataset in subscription.datasets}
 
         def of_datasets(item: Mapping[str, Any]) -> bool:

@@ -19,23 +19,24 @@ from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 MOST = 10
 """Maximum entries of a PublishBatch, SendMessageBatch or PutEvents request (API references)."""
 EVENT_SOURCE = "kfm.nodd"
-"""`source` of events on a bus, by which the bus's rules can select them."""
+"""`source` of events on a bus; the rules of the bus can select events by their source."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
-"""Parts of the error codes of a request that is refused for its content; each event is then sent alone."""
+"""Parts of error codes by which a request is refused for its content; then each event is sent in its own request."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Error codes for which sender, target or moment are at fault, even if the answer's `SenderFault` blames the event."""
+"""Error codes whose cause is the sender, the target or the moment, even if the answer's `SenderFault` blames the
+event."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
-"""Error codes if the sender may not describe an existing target; it may still be allowed to send."""
+"""Error codes if the sender is not allowed to describe an existing target; perhaps the sender is allowed to send."""
 
 Connect = Callable[[str, str | None], Any]
 
 
 def connect(service: str, region: str | None) -> Any:
     """Create a client of a service, without a request."""
-    # Imported here, because the import takes 0.8 CPU seconds, and only processes that send need it.
+    # Imported here, because the import takes 0.8 CPU seconds, and only a process that sends events needs boto3.
     import boto3  # noqa: PLC0415
 
     session = boto3.session.Session()
@@ -70,7 +71,7 @@ class AwsReceiver:
             raise ReceiverUnavailableError(f"{self._service}: {code}") from None
 
     def ask(self) -> bool:
-        """Check the target; return False if not permitted. Raises ReceiverUnavailableError."""
+        """Check the target; return False if the check is forbidden. Raises ReceiverUnavailableError."""
         try:
             match self._service:
                 case "sns":
@@ -139,7 +140,7 @@ def _code(error: BotoCoreError | ClientError) -> str:
 
 
 def _attributes(event: OutgoingEvent) -> dict[str, Any]:
-    """Return the attributes for subscribers' filter policies, which do not read the body."""
+    """Return attributes for subscribers' filter policies, because policies do not read the body."""
     values = {"content-type": event.content_type, "ce-type": TYPES[event.kind], "ce-collection": event.collection}
     return {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
 

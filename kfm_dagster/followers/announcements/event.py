@@ -1,7 +1,7 @@
 """Events: the message for a change, as a CloudEvent or as a WIS2 Notification Message.
 
 Pure. An event has the same id and the same bytes each time that it is sent. Does not belong here: the choice of
-receivers (`announcer.py`), sending.
+receivers (`announcer.py`), sending (`sending.py`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.js
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
 """URN of docs/spec/item-reference.schema.json."""
 ROOM_BYTES = 1024
-"""Bytes reserved for a message's attributes, which SNS and SQS count in addition to its body."""
+"""Bytes reserved for a message's attributes; SNS and SQS count these in addition to the message's body."""
 _DIGITS = 19
 """Digits of a change's number (64 bits), padded so that texts sort like numbers (CloudEvents' `sequence`)."""
 
 
 class ItemReference(Strict):
-    """Data of an event without the Item, which was withdrawn or exceeds the subscription's size."""
+    """Data of an event without an Item: the Item is withdrawn, or larger than `max_bytes`."""
 
     collection: str
     id: str
@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address; if it has none, to `catalog_url` in S3. Links to a local folder are
-    relative, because the files are not accessible from outside.
+    Links lead to the catalog's public address or, if the catalog has none, to `catalog_url` in S3. If the catalog is a
+    local folder, the links are relative, because its files are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:
@@ -92,7 +92,7 @@ class EventWriter:
         )  # fmt: skip
 
     def write(self, collection: str, change: ItemChange, kind: ChangeKind) -> OutgoingEvent:
-        """Write an event; `kind` is the kind of the change for this receiver."""
+        """Write an event; `kind` is the kind that the change has for this receiver."""
         event_id = self.event_id(collection, change, kind)
         if self.subscription.form == "wis2":
             body = wis2.notification(

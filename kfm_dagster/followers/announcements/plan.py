@@ -23,7 +23,7 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 ANNOUNCEMENTS = "announcements.yaml"
 KIB = 1024
 SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
-"""Limits of a message, and of a whole request, in bytes. SNS and EventBridge accept 256 KiB; SQS accepts 1 MiB, since
+"""Limits in bytes of a message, and of a whole request. SNS and EventBridge accept 256 KiB. SQS accepts 1 MiB since
 2025 (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
 
 
@@ -97,7 +97,7 @@ class AnnouncementTarget(Strict):
         return address
 
     def __str__(self) -> str:
-        """Return the target for display: without a URL's query, which may be a credential."""
+        """Return the target for display, without a URL's query, because a query can be a credential."""
         return f"{self.kind}: {shown(self.address)}"
 
     @model_validator(mode="after")
@@ -108,7 +108,7 @@ class AnnouncementTarget(Strict):
 
 
 class Subscription(Strict):
-    """A receiver. Sent events are recorded under its name, so a new name sends all events again."""
+    """A receiver. Its events are recorded under its name, so a new name sends all events again."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
     target: AnnouncementTarget

@@ -1,7 +1,7 @@
 """Selection: match a subscription's Items by CQL2 and by a box.
 
-Belongs here: conditions on an Item. Does not belong here: later changes of an announced Item, which are sent without
-matching (`announcer.py`).
+Belongs here: conditions on an Item. Does not belong here: later changes of an announced Item; these are sent without
+a match (`announcer.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Matches = Callable[[Mapping[str, Any]], bool]
 def compiled(text: str | Mapping[str, Any]) -> Matches:
     """Compile a CQL2 filter from text or JSON. Raises ValueError with the expected input.
 
-    An Item that lacks a deciding property does not match, because the result is unknown (CQL2, 6.5, three-valued
-    logic).
+    If an Item lacks a property that decides, the result is unknown (CQL2, 6.5, three-valued logic). Such an Item does
+    not match.
     """
     try:
         from cql2 import Expr  # noqa: PLC0415, an extra
@@ -33,7 +33,7 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
     def matches(item: Mapping[str, Any]) -> bool:
         try:
             return expression.matches(dict(item))
-        except Exception:  # undecidable, as above
+        except Exception:  # the result is unknown
             return False
 
     return matches

@@ -1,8 +1,8 @@
-"""Sending: send the events of a batch to their receiver, and record the result of each.
+"""Sending: send a batch's events to their receiver, and record the result of each event.
 
-Accepted events are recorded at once. An event that is refused for good is retried alone, then given up. An event that
-fails repeatedly while the receiver accepts others is given up, too. If the receiver is down, the next batch has the
-events again.
+Accepted events are recorded at once. An event that is refused for good is retried in a request of its own, then given
+up. An event that fails repeatedly while the receiver accepts other events is given up, too. If the receiver is down,
+the next batch contains the events again.
 
 Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """
@@ -28,13 +28,14 @@ from kfm_dagster.notifications.receiving import in_parts
 THREADS = 8
 """Maximum requests to a receiver at the same time."""
 TRIES = 3
-"""Tries of an event that is refused for good. Another event of the same request, or a new receiver, may be at fault."""
+"""Tries of an event that is refused for good: the cause can be another event of the request, or a new receiver."""
 MAX_FAILURES = 20
-"""Failures after which an event is given up if the receiver accepts others: with a follower's pauses, three hours."""
+"""An event that failed this often is given up if the receiver accepts other events. With a follower's pauses, this
+takes three hours."""
 MAX_REFUSALS = 20
-"""Refusals after which sending stops if the receiver accepted no event: then the subscription is wrong."""
+"""After this number of refusals, sending stops if the receiver has accepted no event: the subscription is wrong."""
 BUDGET_SECONDS = 30.0
-"""Time after which no further request begins, because other followers wait."""
+"""After this time no further request begins, because other followers wait."""
 
 
 @unique
@@ -43,7 +44,7 @@ class Reception(StrEnum):
 
     TAKEN = "taken"
     FAILED = "failed"
-    """Not accepted; a later try may succeed."""
+    """Not accepted; a later try can succeed."""
     REFUSED = "refused"
     """The receiver refuses the event for good."""
     UNREACHED = "unreached"
@@ -77,7 +78,7 @@ class Receiver(Protocol):
 
 
 class Sending:
-    """Sends a batch of a subscription's events. `room`: maximum bytes of a request."""
+    """Sends a batch of a subscription's events. `room`: most bytes of a request."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Sending:
             reason = self._stopped or (self._failed or self._refused)[-1][1]
             raise FollowError(
                 observed=f"{not_taken} of {count} events were not accepted: {reason}",
-                next_step="none: they are sent again automatically; kfm announcements list shows them",
+                next_step="none: the events are sent again automatically (see kfm announcements list)",
             )
 
     def _keep(self, pairs: Sequence[tuple[OutgoingEvent, ReceiverAnswer]]) -> None:
@@ -143,9 +144,9 @@ class Sending:
         self._store.taken(self._collection, taken)
 
     def _goes_on(self) -> bool:
-        """Return whether a further request may help."""
+        """Return whether a further request can help."""
         if self._stopped is None and not self._taken and len(self._refused) >= MAX_REFUSALS:
-            self._stopped = f"it refuses everything, at first with {self._refused[0][1]}"
+            self._stopped = f"the receiver refuses every event, the first with {self._refused[0][1]}"
         elif self._stopped is None and time.monotonic() >= self._deadline:
             self._stopped = "the receiver is too slow, and the time for sending is over"
         return self._stopped is None
@@ -153,7 +154,7 @@ class Sending:
     def _give_up(self) -> int:
         """Retry refused events, then give up hopeless events; return the number given up.
 
-        If the receiver accepts no other events either, nothing is given up, because then the receiver is at fault.
+        If the receiver accepts no event at all, no event is given up, because then the receiver is at fault.
         """
         refused, self._refused = self._refused, []
         for event, error in refused:
@@ -176,7 +177,7 @@ class Sending:
 
 
 def request(receiver: Receiver, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-    """Make a request; an unavailable receiver gives UNREACHED for each event."""
+    """Send a request; return UNREACHED for each event if the receiver is unavailable."""
     try:
         hit(Failpoint.ANNOUNCEMENT_SEND_BEFORE)
         answers = receiver.send(events)

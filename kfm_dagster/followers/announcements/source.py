@@ -1,7 +1,7 @@
 """The source of announcements: a follower for each subscription of `announcements.yaml`.
 
-Does not belong here: the choice of events (`announcer.py`). Whether a receiver accepts events is known only once an
-event was sent (`kfm announcements list`).
+Does not belong here: the choice of events (`announcer.py`). Whether a receiver accepts events is known only after the
+first event was sent (`kfm announcements list`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class AnnouncementSource(FollowerSource):
 
 
 def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
-    """Refuse a subscription that waits for a follower that is not configured."""
+    """Refuse a subscription with a follower in `after` that is not configured."""
     setting = {
         "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
         "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),

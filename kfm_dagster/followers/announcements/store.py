@@ -24,7 +24,7 @@ class AnnouncementState(StrEnum):
     """Outcome of an Item's newest event."""
 
     OPEN = "open"
-    """To be sent, or sent without a known answer."""
+    """The event is still to be sent, or was sent and its answer is not known."""
     SENT = "sent"
     REFUSED = "refused"
     """Given up; the event is kept until a person sends it again, or the Item changes."""
@@ -80,7 +80,7 @@ class AnnouncementStore:
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
         """Record events before they are sent; return the ids that no later event supersedes.
 
-        Because of this record, a receiver that may have an Item is notified of its withdrawal, even after a crash.
+        Because of this record, a receiver that possibly has an Item is notified of its withdrawal, even after a crash.
         """
         if not events:
             return set()
@@ -102,7 +102,7 @@ class AnnouncementStore:
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
     ) -> dict[str, int]:
-        """Record events that were not accepted; return how often each failed while others succeeded.
+        """Record events that failed; return how often each failed while other events succeeded.
 
         `begun_at` is the time at which the first event of the batch was sent.
         """
@@ -114,7 +114,7 @@ class AnnouncementStore:
             return {row.event_id: row.attempts for row in failures}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
-        """Give events up, and store their bytes, so that a person can have them sent again."""
+        """Give events up, and store their bytes, so that a person can resend them."""
         rows = [
             {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
         ]

@@ -25,9 +25,9 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 SECONDS = 10.0
 """Timeout of a whole request, from the connection to the answer's end."""
 ANSWER_BYTES = 16 * 1024
-"""Bytes of an answer's body that are read, so that the connection can be reused; the body is ignored."""
+"""Most bytes to read of an answer's body, so that the connection can be reused; the content is ignored."""
 REFUSED = frozenset({400, 409, 413, 415, 422})
-"""HTTP statuses that refuse the event. Other error statuses concern sender, address or moment, and are retried."""
+"""HTTP statuses that refuse the event. Other errors are about sender, address or moment, so the event is retried."""
 FAILED = frozenset({408, 500, 502, 504})
 """HTTP statuses of a working receiver that failed on this event."""
 
@@ -50,7 +50,7 @@ class Webhook:
         try:
             status = self._post(event)
         except (PyreqwestError, OSError) as error:
-            # The error's text may contain the URL, and the URL a credential.
+            # The error's text can contain the URL, and the URL can contain a credential.
             raise ReceiverUnavailableError(f"no answer ({type(error).__name__})") from None
         if 200 <= status < 300:
             return [TAKEN]
@@ -99,7 +99,7 @@ class Webhook:
 
 
 def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, SecretStr]:
-    """Parse blank-separated NAME=TOKEN of subscriptions. Raises ConfigurationError if wrong."""
+    """Parse NAME=TOKEN of subscriptions, separated by blanks. Raises ConfigurationError."""
     tokens: dict[str, SecretStr] = {}
     for place, entry in enumerate(("" if text is None else text.get_secret_value()).split(), start=1):
         name, equals, token = entry.partition("=")
@@ -108,7 +108,7 @@ def tokens_of(text: SecretStr | None, names: Collection[str]) -> dict[str, Secre
                 "environment variable KFM_WEBHOOK_TOKENS is wrong",
                 observed=f"entry {place}" + (f", subscription {name}" if equals else ""),
                 expected=f"NAME=TOKEN, separated by blanks; the subscriptions are {', '.join(names) or 'none'}",
-                next_step="correct it, or name the subscription in announcements.yaml",
+                next_step="correct the entry, or name its subscription in announcements.yaml",
             )
         tokens[name] = SecretStr(token)
     return tokens

@@ -22,7 +22,7 @@ RELATIONS = {
 }
 """Link relations of the kinds of change (the standard's requirement /req/core/links, E to G)."""
 _GEOMETRIES = frozenset({"Point", "Polygon"})
-"""Geometry types that the standard's schema accepts. Messages with another type, or a long geometry, have null."""
+"""Geometry types that the standard's schema accepts. Another type, and a geometry that is too long, become null."""
 
 
 LARGEST_BYTES = 4096
@@ -34,7 +34,7 @@ def notification(
 ) -> bytes:
     """Return the message; `href` is the Item's own address.
 
-    The link with the relation of `kind` leads to the data if https serves them publicly, else to the Item.
+    The link with the relation of `kind` leads to the data if they have a public https address, otherwise to the Item.
     """
     item = change.item
     geometry = None if item is None else item["geometry"]
@@ -58,7 +58,7 @@ def notification(
 
 
 def _times(item: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the Item's interval, else its single time, which is None for a withdrawn Item."""
+    """Return the Item's interval, or its single time if it has none (None for a withdrawn Item)."""
     properties = {} if item is None else item["properties"]
     interval = {name: properties.get(name) for name in ("start_datetime", "end_datetime")}
     return interval if all(interval.values()) else {"datetime": properties.get("datetime")}

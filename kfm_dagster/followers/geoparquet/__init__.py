@@ -3,9 +3,9 @@
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.parquet     rows, by stac-geoparquet 1.0.0
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's list of its current parts
 
-A day is one file, or a large file and a few small files that will be merged into it (`parts.py`). Files never change:
-new files are written beside the current ones, and the day's description makes them current (`days.py`). pyarrow takes
-0.2 s to import, so only followers and searches import these modules.
+A day is one file, or a large file and a few small files that a later change merges into the large one (`parts.py`).
+Files never change: new files are written beside the current files, and the day's description makes the new files
+current (`days.py`). Only followers and searches import these modules, because pyarrow takes 0.2 s to import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Days: the parts with the Items of a day, and the description that lists the parts.
 
 A description is written after its parts and never replaced. The newest description whose parts all exist defines the
-day. A stalled writer's late description has no effect, because it is older, or its parts have been removed. Does not
-belong here: the content of parts (`parts.py`), writing (`follower.py`).
+day. The late description of a stalled writer has no effect, because a newer description exists, or the late one's parts
+have been removed. Does not belong here: the content of parts (`parts.py`), writing (`follower.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Day:
 
     @property
     def rows(self) -> int:
-        """Number of its Items."""
+        """Number of the day's Items."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -83,8 +83,8 @@ def files_of(names: Iterable[str]) -> dict[str, list[str]]:
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
     """Read the days of a folder that have a description; `files` are each day's file names.
 
-    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts. The parts are
-    lost, or they were replaced after the folder was listed.
+    Raises PublishError. Raises DependencyUnavailableError if every description of a day names a missing part: the part
+    is lost, or it was replaced after the folder was listed.
     """
     described = {
         day: sorted((name for name in names if name.endswith(".json")), reverse=True) for day, names in files.items()

@@ -4,8 +4,8 @@ A few new Items become a small part. Parts with an updated or withdrawn Item are
 reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
 A day to which Items are added has a few parts, because rewriting a large part for each batch would cost more than the
-batch. The parts of a day are compacted into one part once other days have had as many changes as the day has Items. So
-each Item is written only once more, even if days are filled in parallel.
+batch. When as many changes of other days have followed as the day has Items, its parts are compacted into one part. So
+compaction writes each Item only once, even if several days are filled in parallel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kfm_dagster.followers.geoparquet.rows import merged, to_table, without
 from kfm_dagster.storage.publisher import Publisher, publish
 
 KEPT_IDS = 64
-"""Parts whose Item ids are cached in memory: 4 MB each at most. Parts never change."""
+"""Parts whose Item ids are cached in memory, at most 4 MB for each part. Parts never change."""
 PARSED = 100
 """Items that are parsed at a time; an Item of HRRR takes 250 kB."""
 MOST_ROWS = 4 * PART_ROWS
@@ -48,7 +48,7 @@ class GeoParquet:
         self._ids: dict[str, pa.Array] = {}
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Update the days of these Items, each atomically.
+        """Update the days of these Items, each day atomically.
 
         Raises PublishError, and DependencyUnavailableError for lost files.
         """
@@ -104,7 +104,7 @@ class GeoParquet:
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Compact a past day without new changes into a single file, if it is due.
+        """Compact the past day that is unchanged for longest into a single file, if it is due.
 
         The new file has the state after change `through`, the last change of the batch.
         """
@@ -124,11 +124,11 @@ class GeoParquet:
             current, content = merged_day
             self._publish(where, current, {current.parts[0].name: content})
         if len(current.parts) == 1:
-            # A crash may have prevented an earlier cleanup.
+            # Perhaps a crash has prevented an earlier cleanup.
             self._clear(where, {day: files[day]})
 
     def _clear(self, where: str, files: Mapping[str, Sequence[str]]) -> None:
-        """Remove the obsolete files of these days, also files that a crash or a stalled writer left."""
+        """Remove the obsolete files of these days, even files left by a crash or a stalled writer."""
         files_by_day = {day: names for day, names in self._files(where).items() if day in files}
         days = read_days(self._publisher, where, files_by_day)
         for day, names in files_by_day.items():
@@ -163,7 +163,7 @@ class GeoParquet:
 
 
 def compacted(current: Day, contents: Sequence[bytes], through: int) -> tuple[Day, bytes] | None:
-    """Merge a day's parts into one part, with its bytes; None without a common schema.
+    """Merge a day's parts into one; return the day and the bytes, None without a common schema.
 
     `contents` are the bytes of the day's parts, in their order. Row groups are ordered by the time of their first Item.
     """

@@ -1,8 +1,8 @@
 """Order of rows: blocks by time, and within a block a Hilbert curve over boxes' centres.
 
-Neighbours in time and space are adjacent, so that a row group has a small box. A block has hours or days of Items,
-because a curve needs many Items to divide: with 40,000 radar volumes a day, a block of an hour would have only two
-groups, both as wide as the network. Does not belong here: use of a group's box (`search.py`).
+Neighbours in time and space are adjacent, so that a row group has a small box. A block has the Items of hours or days,
+because a curve needs many Items to separate: with 40,000 radar volumes a day, a block of an hour would have only two
+groups, both as wide as the radar network. Does not belong here: use of a group's box (`search.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ordered(table: pa.Table) -> pa.Table:
     place[_sorted({"start": start, "id": ids})] = np.arange(table.num_rows)
     keys = {
         "block": place // BLOCK_ROWS,
-        # Boxes across the antimeridian end a block, because one of them would stretch a group's box around the world.
+        # Boxes across the antimeridian come last in a block, because each stretches its group's box around the world.
         "crossing": crossing,
         "cell": hilbert(_cell(middle / 360.0), _cell((south + north + 180.0) / 360.0)),
         "place": place,
@@ -51,7 +51,7 @@ def boxes(table: pa.Table) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def times(table: pa.Table, name: str) -> Integers:
-    """Return rows' time `name`, else `datetime`, in microseconds since 1970 (UTC); 0 if absent."""
+    """Return the rows' times in microseconds since 1970 (UTC): `name`, else `datetime`, else 0."""
     columns = [table[column].cast(pa.int64()) for column in (name, "datetime") if column in table.column_names]
     if not columns:
         return np.zeros(table.num_rows, np.int64)

@@ -1,9 +1,9 @@
 """Parts: the Parquet files of a day, their row groups, and the choice of parts to merge.
 
-A part is written once, in order, in row groups of bounded size. The boxes and times of row groups are also in the day's
-description, so a search selects row groups before it opens a file. Adding rows rewrites each part that has at most as
-many rows as the new rows and the smaller parts together. So an Item is rewritten about once for each doubling of its
-day. Does not belong here: the list of a day's parts (`days.py`).
+A part is written once, its rows in order, in row groups of bounded size. The boxes and times of row groups are also in
+the day's description, so a search selects row groups before it opens a file. Adding rows rewrites a part if the new
+rows and the smaller parts together have at least as many rows as the part. So an Item is rewritten about once each time
+that its day doubles. Does not belong here: the list of a day's parts (`days.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from kfm_dagster.followers.geoparquet.rows import BBOX, TIME
 MEDIA_TYPE = "application/vnd.apache.parquet"
 """IANA's media type of Parquet (2024)."""
 GROUP_ROWS = 1_024
-"""Rows of a row group: about 300 kB of Items, which is just worth a request to a store."""
+"""Rows of a row group: about 300 kB of Items, just enough to be worth a request to a store."""
 PART_ROWS = 65_536
-"""Maximum rows of a part: 20 MB, which are rewritten in a second when an Item is updated."""
+"""Maximum rows of a part: 20 MB. Rewriting so much for an updated Item takes a second."""
 WHOLE_ROWS = 512
-"""Maximum rows of a day that is always a single file. Writing as many Items of HRRR, of 40 kB each, takes 50 ms."""
+"""A day with at most this number of rows is always a single file: writing so many Items of HRRR (40 kB each) takes
+50 ms."""
 GEOPARQUET_VERSION, STAC_GEOPARQUET_VERSION = "1.1.0", "1.0.0"
 
 _SIMPLE = (pa.types.is_string, pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp)
@@ -60,12 +61,12 @@ class DayPart:
 
     @property
     def rows(self) -> int:
-        """Number of its Items."""
+        """Number of the file's Items."""
         return sum(group.rows for group in self.groups)
 
 
 def parts_of(table: pa.Table, prefix: str) -> Iterator[tuple[DayPart, bytes]]:
-    """Split ordered rows into parts, named by prefix and digest, and yield each with its bytes."""
+    """Split ordered rows into parts, named by prefix and digest; yield each part with its bytes."""
     for first in range(0, table.num_rows, PART_ROWS):
         rows = table.slice(first, PART_ROWS)
         content = parquet(rows)
@@ -98,7 +99,7 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
         sink,
         schema.with_metadata(metadata),
         compression="zstd",
-        # Statistics only for queried columns, because those of assets would make the footer as long as the rows.
+        # Only queried columns get statistics, because statistics of assets would make the footer as long as the rows.
         write_statistics=[f"bbox.{name}" for name in BBOX]
         + [field.name for field in schema if any(is_kind(field.type) for is_kind in _SIMPLE)],
     )
@@ -107,8 +108,8 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return the parts to rewrite when adding `rows` rows.
 
-    These are all parts of a day of up to WHOLE_ROWS, else each part that is not larger than all smaller parts and
-    `rows` together.
+    If the day then has at most WHOLE_ROWS, these are all its parts. Otherwise, these are the parts that are not larger
+    than `rows` and all smaller parts together.
     """
     if rows == 0 and len(parts) < 2:
         return []

@@ -2,8 +2,8 @@
 
 Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two more columns
 exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as text if the columns
-lose anything else (a name with values of several types, a nested null). Pure. Does not belong here: the order of rows
-(`order.py`), files (`parts.py`).
+cannot hold it exactly (a name with values of several types, a nested null). Pure. Does not belong here: the order of
+rows (`order.py`), files (`parts.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMES = frozenset({
 })  # fmt: skip
 """Properties that are timestamps (STAC common metadata, timestamps extension)."""
 OPEN = frozenset({"grib:layers", "cube:variables"})
-"""Objects whose keys are data. They are maps, because as structs HRRR and GFS would have thousands of columns."""
+"""Objects whose keys are data. They are stored as maps: as structs, HRRR and GFS would have thousands of columns."""
 BBOX = ("xmin", "ymin", "xmax", "ymax")
 """Members of the struct `bbox` (GeoParquet 1.1, "Bounding Box Columns")."""
 NULLS, WHOLE = "kfm:null", "kfm:item"
@@ -35,7 +35,7 @@ NULLS, WHOLE = "kfm:null", "kfm:item"
 _MEMBERS = ("stac_version", "stac_extensions", "id", "collection", "links", "assets")
 _KNOWN = frozenset({*_MEMBERS, "type", "bbox", "geometry", "properties"})
 _RESERVED = frozenset({*_KNOWN, NULLS, WHOLE})
-"""Names that a property's column may not have."""
+"""Names that the column of a property cannot have."""
 TIME = pa.timestamp("us", tz="UTC")
 _UNTYPED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 """Errors that pyarrow raises for values without a common type."""
@@ -95,7 +95,7 @@ def to_items(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate tables; the result has the columns of all of them."""
+    """Concatenate tables; the result has each column of any table."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except _UNTYPED:
@@ -137,7 +137,7 @@ def _present(value: Any) -> Any:
 
 
 def _by_name(rows: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """Turn objects into columns: the values of each name, None for objects without it."""
+    """Turn objects into columns: the values of each name, None for objects without the name."""
     columns: dict[str, list[Any]] = {}
     for position, row in enumerate(rows):
         for name, value in (row or {}).items():
@@ -148,7 +148,7 @@ def _by_name(rows: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
 
 
 def _assets(values: Sequence[Mapping[str, Any]], lossy: set[int]) -> pa.Array:
-    # Parquet has no struct without members, so assets without any get the member DATA_ASSET.
+    # Parquet has no struct without members. If no Item has an asset, the struct gets the member DATA_ASSET.
     by_key = _by_name(values) or {DATA_ASSET: [None] * len(values)}
     return _structs({key: _asset(rows, lossy) for key, rows in by_key.items()}, [False] * len(values))
 
@@ -175,7 +175,7 @@ def _field(name: str, values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _column(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return values in their common type, else as JSON, which is lossy."""
+    """Return values in their common type; without a common type, as JSON, which is lossy."""
     try:
         return pa.array(values, _kind(values))
     except _UNTYPED:
@@ -220,7 +220,7 @@ def _times(values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _geometries(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return geometries as ISO WKB; convert each only once, because most Items share theirs."""
+    """Return geometries as ISO WKB. Equal geometries, which most Items have, are converted once."""
     texts = [None if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS) for value in values]
     unique = list(dict.fromkeys(text for text in texts if text is not None))
     shapes = shapely.from_geojson(unique, on_invalid="ignore")

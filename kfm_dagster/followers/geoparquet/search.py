@@ -1,7 +1,7 @@
 """Search for the Items of collections by time, box and properties.
 
-The descriptions of the days select the row groups to read; DuckDB selects the matching rows. The boxes of the query and
-of Items may cross the antimeridian. Does not belong here: presentation of results (`cli/items.py`).
+The descriptions of the days show which row groups to read; DuckDB selects the matching rows. The box of the query and
+the box of an Item can cross the antimeridian. Does not belong here: presentation of results (`cli/items.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster.storage.publisher import Publisher, PublishError
 from kfm_dagster.storage.set_questions import ask
 
 TRIES = 3
-"""Attempts to read a day whose files are replaced meanwhile."""
+"""Attempts to read a day, because its files can be replaced during an attempt."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {"=": pc.equal, "<": pc.less, ">": pc.greater}
 OPERATORS = tuple(_COMPARISONS)
 
@@ -62,7 +62,7 @@ def search(
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # A year more, because an accumulation that ends at New Year is in the new year's folder.
+            # Search one more year, because an accumulation that ends at New Year is in the new year's folder.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for name, day in sorted(_days(publisher, directory).items()):
@@ -84,7 +84,7 @@ def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
 
 
 def _days(publisher: Publisher, where: str) -> dict[str, Day]:
-    """Return the days of a folder; list it again if listed files are removed meanwhile."""
+    """Return the days of a folder; list the folder again if listed files were removed meanwhile."""
     for _ in range(TRIES - 1):
         with suppress(DependencyUnavailableError):
             return read_days(publisher, where, files_of(publisher.names(where)))
@@ -92,7 +92,7 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
 
 
 def _of_day(publisher: Publisher, where: str, day: Day, criteria: SearchCriteria) -> list[pa.Table]:
-    """Return the matches of a day; if its parts are removed meanwhile, of the day's next state."""
+    """Return the matches of a day; if its parts are removed meanwhile, read the day again."""
     for _ in range(TRIES - 1):
         try:
             return list(_of_parts(publisher, where, day, criteria))
@@ -121,7 +121,7 @@ def _may_hold(group: RowGroup, criteria: SearchCriteria) -> bool:
 
 
 def _meet(box: Bbox, other: Bbox) -> bool:
-    """Return whether two boxes intersect; only `other` may cross the antimeridian."""
+    """Return whether two boxes intersect; only `other` is allowed to cross the antimeridian."""
     (west, south, east, north), (other_west, other_south, other_east, other_north) = box, other
     if south > other_north or north < other_south:
         return False
@@ -150,11 +150,11 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return which footprints meet a box, because a scan's own box is a quarter larger."""
+    """Return which footprints meet a box (a scan's box is a quarter larger than its footprint)."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     footprints = shapely.from_wkb(rows["geometry"].to_numpy())
-    # Each part on its own, because a union of the parts loses a box without height.
+    # Test each part separately, because a union of the parts loses a box without height.
     touches = [shapely.intersects(footprints, shapely.box(first, south, last, north)) for first, last in parts]
     return pa.array(np.any(touches, axis=0))
 

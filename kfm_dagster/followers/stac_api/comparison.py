@@ -1,7 +1,8 @@
 """Comparison of a STAC API's Items with the catalog's: counts and content, day by day.
 
-Compares the index with the API's answers by hash, Item by Item. If the hashes differ, the Item's file decides, because
-PostGIS formats some numbers differently. Only reads. Does not belong here: repairing differences (`follower.py`).
+The comparison only reads. It compares the index with the API's answers by hash, Item by Item. If the hashes differ, the
+Item's file decides, because PostGIS formats some numbers differently. Does not belong here: repairing differences
+(`follower.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ BATCH = 500
 class DayComparison:
     """A day of a collection: number of Items and content digest in the catalog and in the API.
 
-    Item ids, the first of each kind: the API lacks `missing`, the catalog lacks `extra`, the content of `differing`
-    differs.
+    `missing` has Items that only the catalog has, `extra` Items that only the API has, and `differing` Items whose
+    contents differ: of each kind, the first Item ids.
     """
 
     collection_id: str
@@ -52,7 +53,7 @@ class DayComparison:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digests of the day in catalog and API: sums of the Items' hashes, whatever their order."""
+        """Digests of the day in catalog and API: sums of the Items' hashes, which need no order."""
         return f"{self.catalog_sum % 2**256:064x}", f"{self.api_sum % 2**256:064x}"
 
 
@@ -71,7 +72,7 @@ class Comparison:
 
 
 _Pair: TypeAlias = tuple[str, str, str | None, dict[str, Any] | None]
-"""An Item's id and day, its hash in the index, and the API's answer; None where the Item is missing."""
+"""An Item's id and day, the hash in the index, and the answer of the API (None if index or API lacks the Item)."""
 
 
 def compare(

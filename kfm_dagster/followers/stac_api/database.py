@@ -1,6 +1,6 @@
 """The database of a STAC API: its installation, and the statements of `sql/queries/pgstac`.
 
-pypgstac (extra `stac-api`) is only used for its migration, by `kfm init`; loading uses this package's own driver. Does
+Only `kfm init` uses pypgstac (extra `stac-api`), for pgstac's migration; loading uses this package's own driver. Does
 not belong here: the loaded content (`follower.py`).
 """
 
@@ -26,7 +26,7 @@ from kfm_dagster.storage.statements import statement
 LINES = 10_000
 """Maximum lines that are copied at a time."""
 SUPPORTED = "0.10."
-"""Supported releases of pgstac. Before 0.10 a load refreshed materialised views under a lock that ended searches
+"""Supported releases of pgstac. Before 0.10, a load refreshed materialised views under a lock that made searches fail
 (pgstac#311, #460)."""
 CONNECT = {
     "connect_timeout": 10,
@@ -42,7 +42,7 @@ DDL_LOCK_TIMEOUT = "2s"
 """Short, because later searches queue behind a statement that waits for a table's lock."""
 STATEMENT_TIMEOUT = "5min"
 IDLE_TIMEOUT = "60s"
-"""Time after which a stalled process loses its transaction, and with it the collection's lock."""
+"""Time after which a stalled process loses its transaction, and thereby its lock of the collection."""
 
 
 class StacApiTransaction:
@@ -146,7 +146,7 @@ class StacApiDatabase:
             from pypgstac.migrate import Migrate  # noqa: PLC0415
         except ImportError:
             raise ConfigurationError(
-                "pgstac is not in the database, and pypgstac, which installs it, is missing",
+                "the database lacks pgstac, and the package pypgstac, which installs it, is missing",
                 observed=shown(self.url),
                 expected=f"pgstac {SUPPORTED}x",
                 next_step="pip install 'kfm-dagster[stac-api]', or pypgstac migrate",
@@ -158,7 +158,7 @@ class StacApiDatabase:
             raise DatabaseUnavailableError(
                 "pgstac cannot be installed",
                 observed=f"{shown(self.url)}: {without_secrets(str(error).strip(), self.url)}",
-                next_step="for kfm init, name a role in KFM_STAC_API_DSN that may create extensions, roles and schemas",
+                next_step="for kfm init, set KFM_STAC_API_DSN to a role that can create extensions, roles and schemas",
             ) from None
         finally:
             database.disconnect()
@@ -169,6 +169,6 @@ class StacApiDatabase:
 
 
 def _installed(tx: StacApiTransaction) -> tuple[Any, str]:
-    """Return whether pgstac and our tables exist, and pgstac's version; empty without pgstac."""
+    """Return whether pgstac and our tables exist, and pgstac's version (empty without pgstac)."""
     installed = tx.run("installed").one()
     return installed, str(tx.run("version").scalar_one()) if installed.has_pgstac else ""

@@ -1,11 +1,11 @@
 """The follower `stac-api`, which copies the catalog into the database of a STAC API.
 
-A batch is staged in a temporary table, checked, applied, read back and committed in one transaction with the number of
-its last change, under its collection's lock. Each Item and each withdrawn Item is stored with the number of its last
-change, so that a late caller with an older change has no effect.
+One transaction under the collection's lock stages a batch in a temporary table, checks and applies it, reads it back,
+and stores the number of the batch's last change. Each Item and each withdrawn Item is stored with the number of its
+last change, so that a late caller with an older change has no effect.
 
-Only the creation of a partition blocks readers, once a month per collection, in its own transaction. Does not belong
-here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
+Only the creation of a partition blocks readers; this happens once a month for each collection, in its own transaction.
+Does not belong here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PgstacFollower:
         self._publisher = publisher
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Apply the changes that are new to the API, all or none. Raises FollowError."""
+        """Apply the changes that the API does not have yet, all or none. Raises FollowError."""
         if not changes:
             return
         collection_id = contract.stac.collection
@@ -116,7 +116,7 @@ class PgstacFollower:
             tx.run("drop_collection", collection_id=collection_id)
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Create the partitions of new Items in a separate transaction, because it blocks readers."""
+        """Create partitions of new Items in their own transaction, because this blocks readers."""
         days = {_start(item).date() for change in changes if (item := change.item) is not None}
         document = self.collection(contract) if days else None
         if document is None:
@@ -131,7 +131,7 @@ class PgstacFollower:
 
 
 def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Stage the changes, drop those applied before, apply the rest, and read them back."""
+    """Stage the changes, drop the changes applied before, apply the others, and read these back."""
     row = tx.run("base_item", collection_id=collection_id).one()
     base = orjson.loads(row.base_item or "{}")
     tx.run("make_stage")
@@ -161,7 +161,7 @@ def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Refuse changes of another ledger: later than the API's last change, with a lower number."""
+    """Refuse another ledger: its change is later than the API's last, but has a lower number."""
     row = tx.run("come_to", collection_id=collection_id).first()
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:

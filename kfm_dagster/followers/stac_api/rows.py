@@ -1,7 +1,8 @@
 """Items and Collections in the form that pgstac stores and returns.
 
 pgstac merges the Collection's `item_assets` into each Item, so a member that the Item lacks is marked as absent. All
-else is stored unchanged, even nulls (`proj:code` of a grid without code), which pgstac's own functions would drop.
+other members are stored unchanged, even nulls (`proj:code` of a grid without code); pgstac's own functions would drop
+nulls.
 
 Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
 """
@@ -20,7 +21,7 @@ from kfm_dagster.contracts.model import DatasetContract
 ABSENT = "𒍟※"
 """Marker of pgstac's hydration for "not in this Item" (pypgstac's DO_NOT_MERGE_MARKER)."""
 _COLUMNS = frozenset({"id", "collection", "geometry", "type"})
-"""Members of an Item that pgstac has in separate columns, or implies."""
+"""Members of an Item that pgstac stores in separate columns, or does not store because they are the same for each."""
 _BASE_ITEM = "pgstac:base_item"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 """Escapes of COPY's text format."""
@@ -57,7 +58,7 @@ def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) 
 
 
 def kept_content(item: Mapping[str, Any], base: Mapping[str, Any], number: int | None) -> dict[str, Any]:
-    """Return an Item's `items.content`, which has the geometry only if the geometry is null."""
+    """Return `items.content` of an Item; it contains a geometry only if the geometry is null."""
     content = {name: value for name, value in item.items() if name not in _COLUMNS}
     content["links"] = _links(item)
     if item.get("geometry") is None:
@@ -84,7 +85,7 @@ def as_floats(value: Any) -> Any:
 
 
 def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the links that are valid outside of the catalog's files and not the API's own."""
+    """Return the links that are valid outside of the catalog's files, except the API's own."""
     return [
         link for link in document["links"] if link["rel"] not in _MADE_BY_THE_API and "://" in str(link.get("href"))
     ]

@@ -4,8 +4,8 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             an ItemCollection of the day's stores, by name
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
-A document never changes, because other content has another name. So a reader sees all stores of a day either before or
-after a change. If a writer dies before it replaces the list, no reader opens the files that it has written.
+A document never changes, because other content gets another name. So a reader sees all stores of a day either before or
+after a change. If a writer dies before it replaces the list, no reader opens the writer's files.
 
 Belongs here: reading and publishing. Does not belong here: the choice of a store's steps (`follower.py`).
 """
@@ -31,7 +31,8 @@ from kfm_dagster.storage.publisher import Publisher, publish
 ENGINE = "kfm"
 """Engine of xarray that reads references of objects' versions (`reading/xarray_engine.py`)."""
 MEDIA_TYPE = "application/vnd.zarr"
-"""Zarr's media type in STAC's best practices (best-practices-zarr.md). xpystac 0.5 does not know it with a version."""
+"""Zarr's media type in STAC's best practices (best-practices-zarr.md), without a version: xpystac 0.5 does not know it
+with a version."""
 _HASH = 16
 
 
@@ -70,7 +71,7 @@ class DayOfStores:
         return document
 
     def put(self, name: str, store: VirtualCube) -> Listed:
-        """Write a document, which no reader opens until the list has it. Raises PublishError."""
+        """Write a document; no reader opens it before the list names it. Raises PublishError."""
         content = to_document(store, region=self._region)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
         publish(self._publisher, [{f"{self._folder}/{href}": content}])
@@ -84,7 +85,7 @@ class DayOfStores:
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:
-        """Replace the list, then remove documents that neither the new nor the previous list names.
+        """Replace the list, then remove documents that are in neither the new nor the previous list.
 
         So a reader of the previous list can open its documents until the list is replaced again. Raises FollowError and
         PublishError.
@@ -93,7 +94,9 @@ class DayOfStores:
         if new == self.listed:
             return
         if self._at(STORE_LIST) != self._content:
-            raise FollowError(observed=f"{self._folder}/{STORE_LIST} was replaced meanwhile", next_step="it is retried")
+            raise FollowError(
+                observed=f"{self._folder}/{STORE_LIST} was replaced meanwhile", next_step="none: it is retried"
+            )
         features = [self._item(entry) for entry in new]
         document = {"type": "FeatureCollection", "features": features, "day": self._day, "stores": new}
         publish(self._publisher, [{f"{self._folder}/{STORE_LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
@@ -139,7 +142,7 @@ _STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
-    """Return the recorded days of a collection; some may lack a list. Raises PublishError."""
+    """Return the recorded days of a collection; a new day has no list yet. Raises PublishError."""
     path = store_days_path(collection)
     content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])

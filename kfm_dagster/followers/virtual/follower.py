@@ -30,7 +30,7 @@ from kfm_dagster.storage.publisher import Publisher, open_publisher
 _LOG = logging.getLogger(__name__)
 
 STORES_AT_ONCE = 8
-"""Stores that are updated in parallel; the largest takes some 100 MB meanwhile."""
+"""Stores that are updated in parallel; updating the largest takes some 100 MB."""
 READS_AT_ONCE = 32
 """Objects whose indexes are read in parallel."""
 
@@ -47,8 +47,8 @@ class VirtualZarrSource(FollowerSource):
 class VirtualZarr:
     """Keeps virtual stores below a publisher's root, which has the address `root`.
 
-    `report` counts the results of the last `follow`: Items `added` and `removed`, Items `left_out` because no store can
-    refer to their object, and fields `refused` of added objects. Left-out Items and refused fields are logged.
+    `report` counts the results of the last `follow`: Items `added` and `removed`, Items `left_out` (no store can refer
+    to their object), and `refused` fields of added objects. Left-out Items and refused fields are logged.
     """
 
     name = "virtual-zarr"
@@ -63,8 +63,8 @@ class VirtualZarr:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Update the stores of a collection with these Items. Raises FollowError and PublishError.
 
-        Items whose object store does not answer are left for the next call. All other Items are published, so the next
-        call does not read them again.
+        Items whose object store does not answer are left for the next call. All other Items are published; the next
+        call does not read these again.
         """
         self.report = Counter()
         if not contract.virtual:
@@ -98,7 +98,7 @@ class VirtualZarr:
         listed: dict[str, list[Listed]] = defaultdict(list)
         for entry in published.listed:
             listed[entry.name].append(entry)
-        # A withdrawn Item may be in any store, so each is searched.
+        # A withdrawn Item can be in any store, so search each store.
         names = items.keys() | (listed.keys() if withdrawn else set())
         if not names:
             return []
@@ -114,10 +114,10 @@ class VirtualZarr:
             def work(name: str) -> tuple[list[Listed], Counter[str], list[FollowError]]:
                 stores = _to_change(published, listed[name], items.get(name, []), withdrawn)
                 known = {step.item_id: step.content_sha256 for _, store in stores for step in store.steps}
-                # Do not reread an Item whose content a store has already.
+                # Do not read an Item again if a store has this content already.
                 new = [item for item in items.get(name, []) if known.get(item.item_id) != item.content_sha256]
                 frames, steps, report, failures = _sorted_out(readers.map(with_context(read), new))
-                # The old object's step is removed even if the new object cannot be read.
+                # Remove the step of the old object even if the new object cannot be read.
                 leaving = {*withdrawn, *(item.item_id for item in new)}
                 report["removed"] = len(leaving & known.keys())
                 untouched = [entry for entry in listed[name] if all(entry is not changing for changing, _ in stores)]
@@ -132,7 +132,7 @@ class VirtualZarr:
 
 
 def _placed(contract: DatasetContract, changes: Iterable[ItemChange]) -> Iterator[tuple[ItemChange, str, VirtualStore]]:
-    """Yield the Items that belong to a store, with its name and rule."""
+    """Yield the Items that belong to a store, with the store's name and rule."""
     grammar = KeyGrammarReader(contract)
     for change in changes:
         if change.content is not None and (match := _match(grammar, change)) is not None:
@@ -153,7 +153,7 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
 def _to_change(
     here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
 ) -> list[tuple[Listed, VirtualCube]]:
-    """Read a name's stores that the new or the withdrawn Items may change."""
+    """Read the stores of a name that new or withdrawn Items can change."""
     stores = []
     for entry in listed:
         content = here.content(entry)
@@ -170,7 +170,7 @@ def _changed(
     frames: Mapping[str, Frame],
     steps: dict[str, list[StoreStep]],
 ) -> Iterator[Listed]:
-    """Write a name's stores without the Items `leaving` and with the new `steps`."""
+    """Write the stores of a name with the new `steps`, and without the Items in `leaving`."""
     for entry, store in stores:
         signature = store.frame.signature
         updated = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))

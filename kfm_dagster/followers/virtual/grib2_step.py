@@ -1,7 +1,7 @@
 """A GRIB2 object as a step of a cube, with the fields that the users' codec can decode.
 
-A chunk is a whole message, unchanged. Only headers of messages are read (a request for each), never values. Does not
-belong here: octets and grids (`readers/`), joining steps (`references.py`).
+A chunk is a whole message, unchanged. Only headers of messages are read, by one request for each message, but never
+values. Does not belong here: octets and grids (`readers/`), joining steps (`references.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_FIELDS = 256
 GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "reference_time"
 """Names that rioxarray and cfgrib use."""
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
-"""Variables that may order a cube, with their CF standard names."""
+"""Variables by which a cube can be ordered, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres. Columns of a grid in degrees may begin elsewhere than its template describes."""
+"""Grid definition templates in metres. On a grid in degrees, columns can begin elsewhere than the template says."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
@@ -52,9 +52,10 @@ def read_grib2_step(
 ) -> CubeStep:
     """Read the message headers of an object's fields; `along` is a key of _TIMES.
 
-    `layers` has offset and length in bytes of each field by its name in `grib:layers`; `fields` are regular expressions
-    of variable and level (`TMP 2 m above ground`). Messages that the users' codec would decode wrongly are `refused`,
-    each with its reason. Raises ReadError if the index does not fit the object, or no field can be referred to.
+    `layers` has offset and length in bytes of each field by its name in `grib:layers`. `fields` are regular expressions
+    of variable and level (`TMP 2 m above ground`). `refused` of the result has the messages that the users' codec would
+    decode wrongly, with the reason. Raises ReadError if the index does not fit the object, or no field can be referred
+    to.
     """
     if along not in _TIMES:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a GRIB2 object is ordered by {[*_TIMES]}, not by {along}")
@@ -80,7 +81,7 @@ def read_grib2_step(
     first = max(messages.values(), key=lambda message: (message.product.step or timedelta(0), -message.offset))
     for name in [name for name, message in messages.items() if _frame(message) != _frame(first)]:
         del messages[name]
-        refused.append(f"{name}: it is on another grid, or valid at another time, than others of the object")
+        refused.append(f"{name}: its grid or its valid time differs from other fields of the object")
     return _step(first, messages, refused)
 
 
@@ -91,10 +92,10 @@ def _chosen(name: str, fields: Sequence[str]) -> bool:
 
 
 def _names(field: re.Match[str]) -> Iterator[str]:
-    """Yield the names of a field in a cube: without the lead, but with the period of statistics.
+    """Yield the names of a field in a cube: without lead time, but with the statistic's period.
 
-    Statistics over the whole run so far have no period in their name (`APCP_surface_acc`), because the period differs
-    at each lead. A sum over the first hour has both names. Statistics of the analysis have no period, and so no name.
+    A statistic over the whole run so far has no period in its name (`APCP_surface_acc`), because the period differs at
+    each lead time. A sum over the first hour has both names. A statistic of the analysis has no period, and so no name.
     """
     name = f"{field['variable']}_{field['level']}".replace(" ", "_")
     if not field["statistic"]:
@@ -112,7 +113,7 @@ def _names(field: re.Match[str]) -> Iterator[str]:
 
 
 def _unsound(name: str, message: GribMessage) -> str | None:
-    """Return why a message is not the named field, or decodes unlike ecCodes; None if sound."""
+    """Return why a message is not the named field or decodes unlike ecCodes, or None."""
     field = _FIELD.fullmatch(name)
     if field is None or step_end(field["step"]) != message.product.step:
         return f"its message is valid {message.product.step} after the run"
@@ -123,11 +124,11 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Return why the users' codec decodes a message unlike ecCodes; None if alike.
+    """Return why the users' codec decodes a message unlike ecCodes; None if it decodes alike.
 
     The codec (gribberish 0.30) reads a constant field as zero, and a missing value among packed values as a number. It
-    ignores a width or length that all groups share, because a message stores this once, not per group. It decodes
-    templates 5.2 and 5.41 wrongly. Missing values of a bit map correctly become NaN.
+    ignores a width or length that all groups share, because a message stores such a value once, not for each group. It
+    decodes templates 5.2 and 5.41 wrongly. It decodes the missing values of a bit map correctly, as NaN.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
     (reference,) = struct.unpack_from(">f", section, 11)
@@ -135,7 +136,7 @@ def _undecodable(message: GribMessage) -> str | None:
     faults = {
         0: not packed_bits and reference and "it is constant, without packed values",
         3: (missing_values and "its missing values are among the packed values")
-        or (not (width_bits and length_bits) and "its groups are of one width, or of one length"),
+        or (not (width_bits and length_bits) and "all its groups have the same width, or the same length"),
         40: not packed_bits and "it is constant, without an image",
     }
     return faults.get(message.packing, f"it is packed by template 5.{message.packing}") or None
@@ -196,7 +197,7 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
-    """Return the centres of rows and columns in the message's order, which the codec keeps."""
+    """Return the centres of rows and columns, in the order of the message (the codec keeps it)."""
     if grid.transform is None:  # refused by `_unsound`
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform

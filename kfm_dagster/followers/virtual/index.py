@@ -24,7 +24,7 @@ _MULTIHASH_MD5 = "d50110"
 
 
 Indexed: TypeAlias = tuple[Frame, StoreStep, tuple[str, ...]] | str
-"""An Item's object as a step, with its frame and the reasons for refused fields; or why no store can have it."""
+"""An Item's object as a step, with frame and reasons for refused fields; or the reason why no store can have it."""
 
 
 def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, rule: VirtualStore) -> Indexed:
@@ -37,7 +37,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
         return str(error)
     try:
         if etag is None or size is None:
-            # A HEAD request pins the version to read; the size shows whether the Item describes this version.
+            # A HEAD request gives the version to read; the size shows whether the Item describes this version.
             head = source.head()
             if size is not None and head.size != size:
                 return f"{uri} has {head.size} bytes, its Item has {size}"
@@ -45,7 +45,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
                 return f"{uri} has the ETag {head.etag}, its Item has {etag}"
             etag = head.etag
         if contract.metadata_extract.reader == "grib2":
-            # An Item that was registered before its sidecar index has no layers.
+            # An Item has no layers if it was registered before the object's index existed.
             layers = {
                 name: (int(place["start_byte"]), int(place["byte_size"]))
                 for name, place in asset.get("grib:layers", {}).items()
@@ -70,7 +70,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
 
 
 def object_uri(change: ItemChange) -> str:
-    """Return the address of an Item's object as S3 clients take it; empty without a data asset."""
+    """Return the address of an Item's object in S3 clients' form; empty without a data asset."""
     return unquote(str(_data(change).get("href", "")))
 
 
@@ -79,7 +79,7 @@ def _permanent_fault(
 ) -> str:
     """Return why no store can have an object that is missing or replaced.
 
-    Raises FollowError for a failure that a retry may cure.
+    Raises FollowError for a failure that can be temporary.
     """
     if error.code in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
         return str(error)
@@ -88,7 +88,7 @@ def _permanent_fault(
     except ObjectReadError:
         current = etag
     if etag in {None, current}:
-        raise FollowError(observed=str(error), next_step="it is retried") from error
+        raise FollowError(observed=str(error), next_step="none: the follower is retried") from error
     return f"{uri} was written again: its ETag is {current}, its Item has {etag}"
 
 

@@ -23,15 +23,15 @@ from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, show
 from kfm_dagster.readers.ranges import BlockCache
 
 MAX_BLOCKS = 512
-"""Maximum blocks of 64 KiB that reading an index may request. The index lies among the chunks, so a full disk at 2 km
-needs some 20 blocks, at 0.5 km up to 480."""
+"""Maximum blocks of 64 KiB to request for an index. The index lies among the chunks, so a full disk at 2 km needs some
+20 blocks, and a full disk at 0.5 km at most 480."""
 MAX_ALL_CHUNKS = 65_536
 """Maximum chunks of all images of an object: 16 bands with flags of a full disk at 2 km have 15,488."""
 MAX_STEP_VALUES = 64
 """Maximum values of a small variable that differs between steps; the ABI observes 24 stars."""
 KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
 FILL, _UNSIGNED = "_FillValue", "_Unsigned"
-# Attributes of appendix A of the CF conventions 1.11, except the file's history, and netCDF's own `_Unsigned`. All
+# netCDF's own `_Unsigned`, and the attributes of appendix A of the CF conventions 1.11 except the file's history. All
 # other attributes describe a granule (the share of good pixels), so a store of many granules cannot have them.
 _MEANING = frozenset({
     _UNSIGNED, FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
@@ -56,9 +56,9 @@ class StoredVariable:
     chunk: tuple[int, ...] = ()
     filters: tuple[int, ...] = ()
     fill: int | float | None = None
-    """The file's fill value; None if it has none."""
+    """The file's fill value; None if the file has none."""
     message: bool = False
-    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack such a variable."""
+    """Whether each chunk is a GRIB2 message, which a codec decodes. A step can lack such a variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class CubeStep:
     values: Mapping[str, bytes]
     images: Mapping[str, tuple[StoredChunk, ...]]
     refused: tuple[str, ...] = ()
-    """Requested fields that no store may have, each with its reason."""
+    """Requested fields that no store can have, each with the reason."""
 
 
 def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
@@ -117,7 +117,7 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
 
 
 def _can_be_referred_to(named: NamedDataset) -> bool:
-    """Return whether a variable has numbers, no empty dimension, and a name valid in a path."""
+    """Return whether a variable has numbers, a name valid in a path, and no empty dimension."""
     plain = named.name.isprintable() and "/" not in named.name and not named.name.startswith(".")
     return plain and named.dataset.data_type is not None and all(named.dataset.shape)
 
@@ -150,7 +150,7 @@ def _wrapped(value: AttributeValue, data_type: np.dtype[Any]) -> AttributeValue:
 def _finite(
     attributes: Mapping[str, AttributeValue], names: frozenset[str] | None
 ) -> Iterator[tuple[str, AttributeValue]]:
-    """Yield the attributes of these names, or all, without non-finite numbers, which JSON lacks."""
+    """Yield the attributes of these names (None: all), but no non-finite number: JSON has none."""
     for name, value in attributes.items():
         numbers = value if isinstance(value, list) else [] if isinstance(value, str) else [value]
         if (names is None or name in names) and all(map(math.isfinite, numbers)):

@@ -1,9 +1,10 @@
 """A virtual store as a document: Zarr's metadata, and each chunk's byte range in an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
-storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Addresses are written out, because
-GDAL and VirtualiZarr refuse the format's `templates`. The key `kfm`, which other clients ignore, has each step's Item
-and the ETag of the object when it was indexed (`reading/stores.py`). A document depends on its steps alone.
+storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Each address is written in full,
+because GDAL and VirtualiZarr refuse the format's `templates`. The key `kfm`, which other clients ignore, has the Item
+of each step, and the ETag that the object had when it was indexed (`reading/stores.py`). A document depends only on its
+steps.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """
@@ -45,7 +46,7 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 class StoreStep:
     """An Item at its `place` along a store's first dimension.
 
-    `values` are the bytes of small arrays, `chunks` those of large arrays.
+    `values` has the bytes of small arrays, `chunks` the byte ranges of large arrays in the object.
     """
 
     item_id: str
@@ -62,8 +63,8 @@ class StoreStep:
 class Frame:
     """Metadata that all steps of a store share.
 
-    `metadata` has Zarr's metadata documents by their keys in the store; `shape[0]` of arrays along the first dimension
-    is 0 there. `fixed` has the values of axes and grid mappings. A step may lack an array of GRIB2 messages.
+    `metadata` has Zarr's metadata documents by their keys in the store. In these, `shape[0]` is 0 for an array along
+    the first dimension. `fixed` has the values of axes and grid mappings. A step can lack an array of GRIB2 messages.
     """
 
     along: str
@@ -110,7 +111,7 @@ class VirtualCube:
         return sorted({name for step in self.steps for name in step.chunks})
 
     def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
-        """Return the store without the Items `leaving`, with `steps` and the arrays of `frame`."""
+        """Return the store without the Items in `leaving`, with `steps` and the arrays of `frame`."""
         kept = (step for step in self.steps if step.item_id not in leaving)
         ordered = tuple(sorted((*kept, *steps), key=lambda step: (step.place, step.item_id)))
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
@@ -153,7 +154,7 @@ def step_of(
 
 
 def metadata_of(store: VirtualCube) -> dict[str, Mapping[str, Any]]:
-    """Return Zarr's metadata (version 2) of a store that has a step, by its key."""
+    """Return Zarr's metadata (version 2) by key, of a store with at least one step."""
     images = store.images
     unused = store.frame.messages.difference(images)
     return {
@@ -162,14 +163,14 @@ def metadata_of(store: VirtualCube) -> dict[str, Mapping[str, Any]]:
 
 
 def values_of(store: VirtualCube) -> Iterator[tuple[str, bytes]]:
-    """Yield the small arrays of a store, each of a single chunk."""
+    """Yield the name and the single chunk of each small array of a store."""
     yield from store.frame.fixed.items()
     for name in store.steps[0].values:
         yield name, b"".join(step.values[name] for step in store.steps)
 
 
 def references_of(store: VirtualCube, *, region: str) -> dict[str, Any]:
-    """Return the document of a store that has a step, with the region of its objects' buckets."""
+    """Return the document of a store with at least one step; `region` is the buckets' region."""
     metadata = metadata_of(store)
     version = 3 if store.frame.messages else 2
     if version == 3:
@@ -193,7 +194,7 @@ def references_of(store: VirtualCube, *, region: str) -> dict[str, Any]:
 
 
 def to_document(store: VirtualCube, *, region: str) -> bytes:
-    """Return the file of a store that has a step."""
+    """Return the file of a store with at least one step."""
     return _text(references_of(store, region=region)).encode()
 
 
@@ -254,7 +255,7 @@ def from_document(document: Mapping[str, Any]) -> VirtualCube:
 
 
 def _with_steps(store: VirtualCube, key: str, images: Sequence[str]) -> Mapping[str, Any]:
-    """Return a key's metadata with the number of steps; a small array is one chunk of all steps."""
+    """Return a key's metadata for the number of steps; small arrays are one chunk of all steps."""
     entry = store.frame.metadata[key]
     name = key.removesuffix(f"/{_ARRAY}")
     if name == key or name in store.frame.fixed:
@@ -277,10 +278,10 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
 
 
 def _fill(variable: StoredVariable) -> dict[str, Any]:
-    """Return the fill value as an attribute, because Zarr 3's own does not mean "missing"."""
+    """Return the fill value as an attribute, because Zarr 3's own value does not mean "missing"."""
     if variable.fill is None:
         return {}
-    # xarray encodes floats so that none is changed by JSON (FillValueCoder).
+    # As xarray does (FillValueCoder), so that JSON does not change a float.
     is_float = variable.data_type[1] == "f"
     return {FILL: base64.b64encode(struct.pack("<d", variable.fill)).decode() if is_float else variable.fill}
 

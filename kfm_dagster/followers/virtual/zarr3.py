@@ -1,7 +1,7 @@
 """Conversion of a store's metadata between versions 2 and 3 of Zarr.
 
-Documents of GRIB2 messages use version 3: gribberish's codec for version 2 needs bytes, but zarr-python 3 passes
-arrays. Icechunk has version 3 alone (`reading/icechunk_form.py`).
+Documents of GRIB2 messages use version 3, because gribberish's codec for version 2 needs bytes, but zarr-python 3
+passes arrays. Icechunk knows only version 3 (`reading/icechunk_form.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def array_of(
     fill: float | None = None,
     filters: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return `.zarray`; absent messages read as NaN, like missing values of the codec."""
+    """Return `.zarray`; an absent message is read as NaN, like a missing value in a message."""
     return {
         "zarr_format": 2,
         "shape": shape,

@@ -201,7 +201,8 @@ def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribi
     subscribed = subscribing(inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
     with pytest.raises(
-        FollowError, match="60 of 60 events were not accepted: it refuses everything, at first with HTTP 422"
+        FollowError,
+        match="60 of 60 events were not accepted: the receiver refuses every event, the first with HTTP 422",
     ):
         subscribed.follow(*changes)
     assert MAX_REFUSALS <= len(subscribed.inbox.requests) < MAX_REFUSALS + THREADS + 1
