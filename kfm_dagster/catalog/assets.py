@@ -25,19 +25,19 @@ EXTENSIONS = (
     "https://stac-extensions.github.io/storage/v2.0.0/schema.json",
     "https://stac-extensions.github.io/xarray-assets/v1.0.0/schema.json",
 )
-"""Extensions of the fields that this module writes, whatever a contract names."""
+"""Extensions of the fields that this module writes; a contract need not name these."""
 
 _SCHEME = "aws"
 """Key of an Item's only storage scheme."""
 _PLATFORM = "https://{bucket}.s3.{region}.amazonaws.com"
 """Template of a bucket's address (storage extension 2.0.0, platforms/aws-s3.json)."""
 _TYPES = {".gz": "application/gzip", ".parquet": "application/vnd.apache.parquet"}
-"""IANA's media types by the end of a key, which replace the contract's. RFC 6713 has one for any gzipped content."""
+"""IANA's media types by the end of a key; these replace the contract's. RFC 6713 has the type of gzipped content."""
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MULTIHASH_MD5 = "d50110"
 """Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
 _IRI_SAFE = "/:@!$&'()*+,;=~-._"
-"""Characters that a path segment of an IRI may hold unescaped (RFC 3986, 3.3)."""
+"""Characters that need no escape in a path segment of an IRI (RFC 3986, 3.3)."""
 _HTTPS_SAFE = _IRI_SAFE.replace("+", "")
 """Like _IRI_SAFE without `+`, which S3 reads as a space in a URL's path."""
 
@@ -61,7 +61,7 @@ def storage_schemes(envelope: Envelope, contract: DatasetContract) -> dict[str, 
 def assets(
     envelope: Envelope, *, contract: DatasetContract, metadata: Metadata, groups: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the assets of the object and its existing sidecars; `groups` are of its key."""
+    """Return the assets of object and existing sidecars; `groups` are the groups of the key."""
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,
@@ -105,7 +105,7 @@ def _file(envelope: Envelope) -> dict[str, Any]:
 
 
 def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) -> dict[str, Any]:
-    """Return href and its alternates; a key with only safe characters stays unchanged."""
+    """Return href and alternates of an object; a key with only safe characters stays unchanged."""
     bucket, key = _place(uri)
     addresses: dict[str, Any] = {"href": f"s3://{bucket}/{quote(key, safe=_IRI_SAFE)}"}
     if contract.storage.provider != "aws":
@@ -123,7 +123,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
 
 
 def bucket_endpoint(bucket: str, region: str) -> str:
-    """Return the https address of a bucket; a name with dots goes into the path."""
+    """Return the https address of a bucket; a bucket's name with dots goes into the path."""
     if "." in bucket:  # the certificate covers a single label before `.s3.`
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"

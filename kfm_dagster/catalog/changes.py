@@ -2,7 +2,7 @@
 
 Every change of an Item in the index is recorded as a row, in the transaction of the change. A follower is an output
 that has the same Items in another form (a search index, a receiver of announcements). Followers are updated after the
-commit (`following.py`), so an unavailable output fails no unit.
+commit (`following.py`), so no unit fails because an output is unavailable.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class ChangeKind(StrEnum):
 
 
 class FollowError(DependencyUnavailableError):
-    """A follower of the catalog does not accept its changes."""
+    """A follower does not accept changes of the catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemChange:
-    """An Item's last change in a follower's batch.
+    """The last change of an Item in a follower's batch.
 
     `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the path of
     the Item's file below the catalog's root. `content` is the content of the file; `content` and `content_sha256` are
-    None once the Item is withdrawn. If an Item was created and withdrawn before a follower received it, only the
+    None once the Item is withdrawn. If an Item was withdrawn before a follower received its creation, only the
     withdrawal is delivered.
     """
 
@@ -65,10 +65,11 @@ class Follower(Protocol):
     """Names of the followers that receive each change before this follower."""
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Update the output with these Items, each at most once, in the order of `change_id`.
+        """Update the output with these changes, at most one for each Item, in order of `change_id`.
 
-        `contract` is that of the dataset that owns the Collection. Each change is delivered at least once, by a single
-        caller at a time; a stalled caller may still be running. After any error the whole batch is delivered again.
+        `contract` is the contract of the dataset that owns the Collection. Each change is delivered at least once.
+        Callers take turns, but a stalled caller can still be running. After any error the whole batch is delivered
+        again.
         """
         ...
 

@@ -26,7 +26,7 @@ MIRROR = {
     "title": "Items as GeoParquet",
     "description": "The Items of each day as stac-geoparquet 1.0.0; while files are replaced, the newest "
     "items/YYYY/YYYY-MM-DD-*.json of a day names its current files.",
-    # A pattern, which readers of Parquet accept (DuckDB, GDAL, Polars), because a list of days would grow large.
+    # A pattern, because a list of days would grow large. Readers of Parquet (DuckDB, GDAL, Polars) accept patterns.
     "href": "./items/*/*.parquet",
     "type": "application/vnd.apache.parquet",
     "roles": ["collection-mirror"],
@@ -41,7 +41,8 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum distinct values that a Collection lists per property; of more it has the range. NEXRAD has 160 sites."""
+"""Maximum distinct values of a property that a Collection lists; for more values it has the range. NEXRAD has 160
+sites."""
 
 
 def tree(
@@ -49,8 +50,8 @@ def tree(
 ) -> list[Level]:
     """Return documents from the root to these days' pages, by level. Raises PublishError.
 
-    The document of a collection, year or day without Items is None. Without `root` the root is left out. `pages` limits
-    the pages to return; these pages must have Items.
+    The document of a collection, year or day without Items is None. `root=False` leaves out the root. `pages` names the
+    pages to return; each must have Items.
     """
     contract, collection = index.contract, index.contract.stac.collection
     pages_of = {day: index.pages(day) for day in sorted(set(days))}
@@ -74,7 +75,7 @@ def tree(
     ]
     if root:
         levels.insert(0, _related(index))
-        # Last, because it waits for other writers of the root.
+        # Read the root last, because this waits for other writers of the root.
         levels.insert(0, {layout.ROOT: _root(index.collections())})
     return [{path: _checked(path, document) for path, document in level.items()} for level in levels]
 
@@ -95,7 +96,7 @@ def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
 
 
 def _related(index: CollectionIndex) -> dict[str, dict[str, Any] | None]:
-    """Return the Collections whose links change as this one begins or ceases to have Items."""
+    """Return the Collections whose links change when this Collection gets or loses its Items."""
     documents = {}
     for _, other in index.versions():
         with other.only_writer():
@@ -125,9 +126,9 @@ def collection_document(
     places: Places = NO_PLACES,
     versions: Sequence[tuple[str, DatasetContract]] = (),
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item.
+    """Return the Collection of a dataset; `run_id` is the run that wrote the newest Item.
 
-    `versions`: related datasets by link relation.
+    `versions` has the related datasets, each with its link relation.
     """
     import pystac  # noqa: PLC0415, as above
 
@@ -174,7 +175,7 @@ def collection_document(
 
 
 def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
-    """Return the assets of a Collection, which followers publish from its Items."""
+    """Return the assets of a Collection; followers publish their files."""
     assets: dict[str, Any] = {MIRROR_ASSET: MIRROR} if places.geoparquet else {}
     if places.virtual and contract.virtual:
         assets[VIRTUAL_ASSET] = {
@@ -188,7 +189,7 @@ def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
 
 
 def _status(contract: DatasetContract) -> dict[str, Any]:
-    """Return a Collection's status, with the member that STAC's version extension has for it."""
+    """Return a Collection's status, and the member for this status in STAC's version extension."""
     members = {"retired": {"deprecated": True}, "preliminary": {"experimental": True}}
     return {"kfm:status": contract.metadata.status, **members.get(contract.metadata.status, {})}
 

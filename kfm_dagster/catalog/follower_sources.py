@@ -1,7 +1,7 @@
 """Load followers from entry points of the group `kfm_dagster.followers`.
 
-Belongs here: loading entry points, and handling their failures. Does not belong here: any follower, because the chain
-imports none (`kfm_dagster/followers/`).
+Belongs here: loading entry points, and handling their failures. Does not belong here: any follower
+(`kfm_dagster/followers/`), because the chain does not import followers.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class FollowerSource(ABC):
         """Return the configured followers, without connecting to anything."""
 
     def ask(self) -> Iterator[str | KfmError]:
-        """Check the followers for `kfm doctor`; yield successes and errors. May raise KfmError."""
+        """Check the followers for `kfm doctor`; yield successes and errors, or raise KfmError."""
         yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowerSources:
-    """Sources by the names of their entry points, and the error of each that cannot be loaded."""
+    """Sources, and errors of sources that cannot be loaded, by the names of their entry points."""
 
     loaded: Mapping[str, FollowerSource]
     errors: Mapping[str, str]
 
     @classmethod
     def load(cls, settings: Settings, registry: ContractRegistry) -> Self:
-        """Load installed sources. Raises ConfigurationError; any other error drops only its source."""
+        """Load installed sources. Raises KfmError; another error leaves out only the failing source."""
         loaded: dict[str, FollowerSource] = {}
         errors: dict[str, str] = {}
         for entry in sorted(_installed(tuple(sys.path)), key=lambda entry: entry.name):

@@ -1,7 +1,7 @@
 """Bring followers of the catalog up to date, with a cursor per follower and collection.
 
-A collection has a single writer at a time, so its changes are committed in the order of their numbers. A cursor
-therefore skips no change. Only one process at a time advances a follower in a collection.
+A collection has only one writer at a time. So its changes are committed in the order of their numbers, and a cursor
+skips no change. Only one process at a time advances a follower in a collection.
 
 Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases (`outbox.py`).
 """
@@ -39,7 +39,7 @@ LEASE = timedelta(minutes=10)
 class FollowerState:
     """A follower's position in a collection.
 
-    `behind` counts changes; the last two fields are None without failures.
+    `behind` counts the changes still to deliver; the last two fields are None without failures.
     """
 
     follower: str
@@ -52,7 +52,7 @@ class FollowerState:
 
 
 class FollowerRunner:
-    """Brings followers up to date. Any number of processes may do so."""
+    """Brings followers up to date; any number of processes can do this at the same time."""
 
     def __init__(
         self, database: Database, registry: ContractRegistry, publisher: Publisher, *, clock: Callable[[], datetime]
@@ -84,8 +84,8 @@ class FollowerRunner:
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Remove a collection from a follower's output, refill it, and return the number of changes.
 
-        Raises FollowError if the follower fails, or while another process has the claim. If the output is already
-        removed by then, `catch_up` refills it.
+        Raises FollowError if the follower fails, or if another process advances it. If the collection is already
+        removed when an error occurs, `catch_up` refills it.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -119,7 +119,7 @@ class FollowerRunner:
             return [self._owners[row.collection_id] for row in rows]
 
     def _advance(self, follower: Follower, contract: DatasetContract) -> int:
-        """Advance a follower by a batch of changes and return their number, 0 without a claim."""
+        """Advance a follower by a batch and return the number of changes; 0 without a claim."""
         entry = self._outbox.take(follower.name, contract.stac.collection)
         if entry is None:
             return 0
@@ -132,7 +132,7 @@ class FollowerRunner:
 
     @contextmanager
     def _deferring(self, entry: Entry) -> Iterator[None]:
-        """On any error of a follower, defer the follower and raise FollowError."""
+        """If the follower raises an error, defer the follower and raise FollowError."""
         try:
             yield
         except Exception as error:
@@ -172,8 +172,8 @@ class FollowerRunner:
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
         """Return each Item's last change with content; leave out Items that have changed since.
 
-        An Item left out is delivered with its later change. If its file is lost, it is delivered when the file has been
-        written again.
+        An Item that has changed since is delivered with its later change. An Item whose file is lost is delivered once
+        the file has been written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))
         if unsure:
@@ -182,7 +182,7 @@ class FollowerRunner:
                 reread, missing = self._read(contract, unsure)
             confirmed += reread
             for change in missing:
-                _LOG.warning("%s differs from the index: followers do not receive it", change.path)
+                _LOG.warning("%s differs from the index: followers do not receive this Item", change.path)
         return sorted(confirmed, key=lambda change: change.change_id)
 
     def _read(
@@ -210,7 +210,7 @@ class FollowerRunner:
 
 
 def _last(changes: Sequence[ItemChange]) -> list[ItemChange]:
-    """Return each Item's last change; CREATED if it was created in this batch and still exists."""
+    """Return each Item's last change; an update is CREATED if this batch also has the creation."""
     first: dict[str, ChangeKind] = {}
     last: dict[str, ItemChange] = {}
     for change in changes:

@@ -1,4 +1,4 @@
-"""The catalog's index: rows in the database, used per collection and inside one transaction.
+"""The catalog's index: rows in the database, used for one collection in one transaction.
 
 Belongs here: current Items, comparing and swapping revisions, pages, and the queries for the catalog documents. Does
 not belong here: decisions (`store.py`) and files (`publisher.py`).
@@ -37,8 +37,8 @@ VersionsOf = Callable[[DatasetContract], Sequence[tuple[str, DatasetContract]]]
 class Extent:
     """True extent of a Collection's Items.
 
-    bbox is (west, south, east, north) in WGS 84 degrees; west > east if it crosses the antimeridian. It is None if no
-    Item has a geometry. start and end are RFC 3339.
+    `bbox` is (west, south, east, north) in WGS 84 degrees, with west > east across the antimeridian. `bbox` is None if
+    no Item has a geometry. `start` and `end` are RFC 3339.
     """
 
     bbox: Bbox | None
@@ -48,7 +48,7 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogEntry:
-    """Index row of an Item; `replaces` is the unit of its previous version."""
+    """Index row of an Item; `replaces` is the unit of the Item's previous version."""
 
     item_id: str
     partition: str
@@ -69,9 +69,9 @@ class CatalogEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Write:
-    """Intended write of a candidate, which replaces `base`, or creates an Item if base is None.
+    """Intended write of a candidate: it replaces `base`, or creates an Item if `base` is None.
 
-    `promotion_id` is the write's entry in the undo log; a write that only restores a lost file adds no entry.
+    `promotion_id` is the write's entry in the undo log. A write that only restores a lost file gets no entry.
     """
 
     candidate: Candidate
@@ -91,7 +91,7 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Outputs that Collections link besides Items."""
+    """Outputs that a Collection links in addition to its Items."""
 
     geoparquet: bool = False
     """Whether the catalog has GeoParquet files."""
@@ -105,7 +105,8 @@ NO_PLACES = Places()
 class CollectionIndex:
     """The index of a collection within a transaction.
 
-    `contract` is its dataset's. `versions_of` returns the datasets that precede or succeed it, with link relations.
+    `contract` is the contract of its dataset. `versions_of` returns the datasets that precede or succeed this dataset,
+    each with its link relation.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class CollectionIndex:
         """Wait to be the collection's only writer.
 
         Yields True if the root does not list the collection yet. If the collection has no Items when the block ends,
-        its row is dropped, and the next writer must list it again.
+        its row is dropped, and the next writer must add the collection to the root again.
         """
         opened = self._tx.run(
             "catalog.open_collection",
@@ -141,7 +142,7 @@ class CollectionIndex:
         self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
 
     def collections(self) -> list[tuple[str, str]]:
-        """Return ids and titles of collections with Items; first wait for other writers of the root."""
+        """Wait for other writers of the root, then return ids and titles of collections with Items."""
         self._tx.lock("kfm_dagster.catalog")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 
@@ -161,7 +162,7 @@ class CollectionIndex:
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap, and return by page the writes whose base was current."""
+        """Apply the writes whose base is current (compare and swap); return these writes by page."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
@@ -201,7 +202,7 @@ class CollectionIndex:
     def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
         """Remove Items, restore rows that promotions replaced, update or drop pages and summaries.
 
-        A restored Item keeps its page. A restored row equals the earlier row in every column, also in its revision.
+        A restored Item keeps its page. A restored row equals the earlier row in every column, even in its revision.
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()
@@ -226,7 +227,7 @@ class CollectionIndex:
         self._tx.run_many(statement, rows)
 
     def _log_changes(self, changes: Iterable[Sequence[Any]]) -> None:
-        """Log changes, each Item once; followers see them when this transaction is committed."""
+        """Log one change for each Item; followers see it once this transaction is committed."""
         now = datetime.now(UTC)
         rows = list(changes)
         self._tx.run("catalog.log_changes", collection_id=self._collection, rows=rows, changed_at=now)
@@ -281,7 +282,7 @@ class CollectionIndex:
         return values
 
     def _assign_pages(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Assign pages in the order of Item ids: first each day's last page, then new pages."""
+        """Assign pages in the order of Item ids: fill each day's last page, then use new pages."""
         by_day: dict[str, list[str]] = defaultdict(list)
         for write in writes:
             if write.base is None:
@@ -315,7 +316,7 @@ class CollectionIndex:
         ]
 
     def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
-        """Return the values to summarise: each element of a list, as STAC summarises arrays."""
+        """Return the values to summarise; of a list, each element, as STAC summarises arrays."""
         summaries: dict[str, list[Any]] = {}
         for name in self.contract.stac.summaries:
             value = candidate.properties.get(name)
@@ -334,10 +335,10 @@ def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str,
 
 
 def _enclosing(row: Any) -> Bbox | None:
-    """Return the smallest box with a single interval of longitudes, or the whole circle.
+    """Return a box that encloses all Items.
 
-    Bounds of longitudes from -180 to 180 are correct unless an Item crosses the antimeridian; bounds of longitudes from
-    0 to 360 are correct unless an Item crosses the prime meridian.
+    Bounds from -180 to 180 degrees are right unless an Item crosses the antimeridian. Bounds from 0 to 360 degrees are
+    right unless an Item crosses the prime meridian. If Items cross both, the box has every longitude.
     """
     if row.west is None:
         return None

@@ -28,7 +28,7 @@ ISSUE_TEXT_LIMIT = 300
 
 _EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
 _PREFIXES = {"projection": "proj", "alternate-assets": "alternate", "xarray-assets": "xarray", "datacube": "cube"}
-"""Field prefixes of extensions, where the prefix differs from the extension's name."""
+"""Field prefixes of the extensions whose prefix differs from their name."""
 _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 
 
@@ -37,9 +37,9 @@ class Candidate:
     """An Item to be registered in the catalog.
 
     `content` is the canonical JSON to write. Only `bbox` and `properties` (without objects) are parsed, because a batch
-    of parsed Items would take ten times the memory. `precedence`, `sequencer` (both may be empty) and `event_time`
-    order re-issues. The fence needs `attempt`, the attempt of the unit's claim; the undo log needs `run_id` (None
-    outside a run).
+    of parsed Items would take ten times the memory. `precedence` and `sequencer` (each can be empty) and `event_time`
+    give the order of re-issued objects. The fence needs `attempt`, the attempt of the unit's claim; the undo log needs
+    `run_id` (None outside a run).
     """
 
     dataset: str
@@ -106,7 +106,7 @@ def build_item(
 ) -> dict[str, Any]:
     """Build the STAC Item of an envelope that has its `metadata` section.
 
-    run_state is {dataset_id, run_id} of the registering node, by which readers find the run of an Item.
+    `run_state` is {dataset_id, run_id} of the registering node; by this, readers of an Item find its run.
     """
     metadata = envelope.metadata
     if metadata is None:
@@ -133,14 +133,14 @@ def canonical(value: Mapping[str, Any]) -> bytes:
 
 
 def content_sha256(item: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an Item, as hex, without links and members that differ between runs."""
+    """Return the hex SHA-256 of an Item without links and without members that differ by run."""
     properties = {name: value for name, value in item["properties"].items() if name not in _VOLATILE_PROPERTIES}
     stable = {name: value for name, value in item.items() if name != "links"}
     return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
 
 
 def content_of(file: bytes | None) -> str | None:
-    """Return the content hash of a file of the catalog; None if it is missing or not an Item."""
+    """Return the content hash of a catalog's file; None if the file is missing or not an Item."""
     try:
         return None if file is None else content_sha256(orjson.loads(file))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -148,7 +148,7 @@ def content_of(file: bytes | None) -> str | None:
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
-    """Return the extensions of contract and assets that define at least one of the field names."""
+    """Return the extensions, of contract and assets, that define at least one of these fields."""
     used = {name.split(":", 1)[0] for name in names if ":" in name}
     return [uri for uri in (*contract.stac.extensions, *EXTENSIONS) if _prefix(uri) in used]
 

@@ -7,8 +7,8 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/page-NNNN.json             links at most 1,000 Items
     <collection>/<YYYY>/<YYYY-MM-DD>/<item-id>.json             Item
 
-No file grows with the number of Items. Every href is relative, so that a catalog can be copied and moved. An Item's
-parent is its day, which never changes; the page that links it is a slice of the day and may change.
+No file grows with the number of Items. Every href is relative, so that a catalog can be copied and moved. The parent of
+an Item is its day, which never changes. A page is a slice of the day; the page that links an Item can change.
 Does not belong here: content of files (`item.py`, `documents.py`).
 """
 
@@ -53,7 +53,7 @@ def item_path(collection_id: str, partition: str, item_id: str) -> str:
 
 
 def item_links() -> list[dict[str, Any]]:
-    """Return the links of an Item: the same for all Items, because all have the same depth."""
+    """Return the links of an Item; all Items have the same, because all have the same depth."""
     return [
         link("root", "../../../catalog.json"),
         link("collection", "../../collection.json"),

@@ -16,7 +16,7 @@ from kfm_dagster.storage.publisher import PublishError
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return each Item id's newest candidate; of equally new candidates, the last."""
+    """Return the newest candidate of each Item id, and of equally new candidates the last one."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)
@@ -40,7 +40,7 @@ def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
 
 
 def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:
-    """Return the input of a fence: each unit with the attempt of its claim."""
+    """Return the input of a fence: the attempt of each unit's claim, by unit."""
     return {candidate.wal_id: candidate.attempt for candidate in candidates}
 
 
@@ -59,9 +59,9 @@ def written(write: Write) -> StacResult:
 
 
 def unchanged(write: Write, current: CatalogEntry) -> StacResult:
-    """Return the result of a unit with an already current Item.
+    """Return the result of a unit whose Item is current already.
 
-    It names the replaced unit again, because an earlier result may have been lost with its run.
+    The result names the replaced unit again, because an earlier result can have been lost with its run.
     """
     return _result(write, StacStatus.NO_OP, replaces=current.replaces)
 
@@ -77,7 +77,7 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 
 
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
-    """Return the result of a candidate that shares its Item id with the chosen candidate."""
+    """Return the result of a candidate whose Item another candidate was chosen to write."""
     if {issue.code for issue in result.issues} & set(FenceIssue):
         # The fence refused the winner's unit, not this candidate's unit.
         message = f"{winner.wal_id}, which was chosen to write the Item, lost its claim"

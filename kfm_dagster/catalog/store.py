@@ -1,9 +1,9 @@
 """Register Items so that index and files agree despite concurrent writers and crashes.
 
 The undo log is committed first (`undo.py`). Then one transaction checks the fence, compares and swaps the index,
-promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
-not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so that
-writers cannot deadlock.
+promotes the staged files, and rewrites the documents that link to these files. A crash before the commit leaves files
+that are not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so
+that writers cannot deadlock.
 Does not belong here: building an Item (`item.py`), queries (`index.py`), file operations (`publisher.py`), undoing
 (`undo.py`), results of units (`outcomes.py`).
 """
@@ -34,7 +34,7 @@ PAGE_SIZE = 1000
 
 
 class Catalog:
-    """A static STAC catalog and its index. Any number of processes may register concurrently."""
+    """A static STAC catalog and its index. Any number of processes can register concurrently."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Catalog:
         """Register a batch of a dataset; return results in the order of the candidates.
 
         A unit that cannot be registered, or that the fence refuses, gets FAILED with its issue and changes nothing.
-        Nothing is registered if the batch has several datasets (ValueError) or the database fails (its own error).
+        Raises ValueError for a batch of several datasets, and the database's errors; then no unit is registered.
         """
         results: dict[int, StacResult] = {}
         for position, candidate in enumerate(candidates):
@@ -66,7 +66,7 @@ class Catalog:
             return list(results.values())
         contract = self._contract(list(valid.values()))
         with self._database.transaction() as tx:
-            # Checked here, so that a unit that lost its claim does not win over another unit; `_commit` checks again.
+            # Check here, so that a unit that lost its claim is not chosen over another unit; `_commit` checks again.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
             current = self._index(tx, contract).current({candidate.item_id for candidate in valid.values()})
         latest = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
@@ -84,7 +84,7 @@ class Catalog:
         """Read back the Items of results, and compare their hashes.
 
         If another writer has replaced an Item, its file must match the current index. Raises DependencyUnavailableError
-        for an Item that differs or cannot be read, and the database's error if the database is unavailable.
+        for an Item that differs or cannot be read, and the database's own error.
         """
         reported = {
             str(result.item_id): result
@@ -109,7 +109,7 @@ class Catalog:
             indexed = current[item_id].content_sha256 if item_id in current else None
             if indexed is None or files[path] != indexed:
                 raise DependencyUnavailableError(
-                    "the catalog does not have an Item as it was written",
+                    "an Item in the catalog differs from the Item that was written",
                     observed=f"{path}: {files[path] or 'no Item'}",
                     expected=f"content {indexed or reported[item_id].content_sha256}",
                     next_step="find the other writer of the catalog; the next attempt writes the Item again",
@@ -120,22 +120,22 @@ class Catalog:
 
         Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
         nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises
-        PublishError when the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the
-        database's error; repeat the call after any of them.
+        PublishError if the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the database's
+        own error; the call can be repeated after each of these.
         """
         contract = self._registry[dataset]
         return undo_run(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions, given by Item id; otherwise as `undo`.
+        """Undo single promotions; `promotions` has them by Item id. Otherwise as `undo`.
 
-        An Item is skipped if its current version is from another promotion.
+        An Item whose current version is of another promotion is skipped.
         """
         contract = self._registry[dataset]
         return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
 
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
-        """Return Items without current lineage whose unit, one of these, is quarantined."""
+        """Return the Items without current lineage whose unit is quarantined and in `wal_ids`."""
         with self._database.snapshot() as view:
             return view.rows(Orphan, "catalog.orphans", wal_ids=sorted(wal_ids))
 
@@ -173,7 +173,7 @@ class Catalog:
             outcome |= outcomes.all_failed(unchanged, error)
         else:
             for write in unchanged:
-                # The file may have been removed or replaced, by a crash or by hand.
+                # A crash or a person can have removed or replaced the file.
                 if content_of(files.get(write.path)) == write.candidate.content_sha256:
                     outcome[write.candidate.item_id] = outcomes.unchanged(write, current[write.candidate.item_id])
                 else:
@@ -224,7 +224,7 @@ class Catalog:
                 index.recount(pages)
                 restored = any(outcomes.is_restoration(write) for write in promoted)
                 parents = documents.tree(index, {day for day, _ in pages}, pages=pages, root=is_new or restored)
-                # From the leaves up, so that no link ever points at a missing file.
+                # Publish from the leaves up, so that no link ever points at a missing file.
                 publish(self._publisher, parents[::-1])
                 staged.settle()
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promoted}
@@ -250,7 +250,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit; its run died before it recorded the lineage."""
+    """A current Item of a quarantined unit, whose run died before it recorded the lineage."""
 
     dataset: str
     run_id: str
@@ -264,8 +264,8 @@ def _promote(
 ) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
     """Swap the index and promote the winners.
 
-    Returns the promoted writes by page, and errors by path. Writes that could not be promoted are removed from the
-    index. A write that is in neither result has lost to another writer.
+    Return the promoted writes by page, and errors by path. A write whose file cannot be promoted is removed from the
+    index. If a write is in neither result, another writer was faster.
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)

@@ -1,13 +1,15 @@
 """Restore Items to an earlier state, byte for byte, by the catalog's undo log (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. The index names the entry of each Item's current version. If it never named an entry, the write of that entry did
-not commit. Earlier bytes are stored in the database under their hash, because a commit then makes them durable
-together with the entries that name them. Rewritten Items are few and small (a kilobyte each, compressed).
+file. The index names the entry of each Item's current version. If the index never named a logged entry, the write that
+the entry announces was not committed. Earlier bytes of a file are stored in the database under their hash, because then
+one commit makes the bytes and the entries that name them durable. Rewritten Items are few and small (a kilobyte each,
+compressed).
 
-An undo is a transaction under the collection's lock. It changes rows first, then the documents from the root down, so
-that no link ever leads to a missing file, then Items, then unlinked files. A crash before the commit leaves the index
-unchanged, and the undo can be repeated. The undo also restores files that a run replaced before it died.
+An undo is a transaction under the collection's lock. It changes the rows, then the documents from the root down, then
+the Items, and at last deletes the files without a link. In this order no link ever leads to a missing file. A crash
+before the commit leaves the index unchanged, and the undo can be repeated. The undo also restores files that a run
+replaced before it died.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ CODEC = "zstd"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promotion:
-    """An entry of the log: an Item's file that a run wrote, or died before writing.
+    """An entry of the log: a run wrote an Item's file, or died before writing it.
 
-    The `before_...` fields are None if the Item is new. before_promotion_id is also None if the Item's row is older
-    than the log; before_sha256 is also None if the Item's file was lost. `withdrawn`: the promotion was undone.
+    The `before_...` fields are None if the Item is new. `before_promotion_id` is also None if the Item's row is older
+    than the log, `before_sha256` also if the Item's file was lost. `withdrawn`: the promotion was undone.
     """
 
     promotion_id: int
@@ -65,10 +67,10 @@ class PromotionLog:
         self._collection = contract.stac.collection
 
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
-        """Log intended writes; return them with entries. `files` are the current files by path.
+        """Log intended writes; return these with entries. `files` are the current files by path.
 
-        Takes two statements, and another per overwritten Item. A write that only restores a lost file does not
-        change the catalog's content, so it is not logged, and the Item keeps its entry.
+        Takes two statements, and one more for each overwritten Item. A write that only restores a lost file does not
+        change the catalog's content. So it is not logged, and the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
         if not logged:
@@ -101,7 +103,7 @@ class PromotionLog:
         ]
 
     def items_of(self, run_id: str) -> list[str]:
-        """Return the ids of the Items that a run wrote, or died before writing."""
+        """Return the ids of the Items for which a run has logged an entry."""
         rows = self._tx.run(
             "catalog.items_of_run", collection_id=self._collection, dataset=self._contract.id, run_id=run_id
         )
@@ -117,7 +119,7 @@ class PromotionLog:
         return entries
 
     def withdraw(self, promotion_ids: Iterable[int]) -> None:
-        """Mark entries as undone, so that undoing a later entry does not restore their versions."""
+        """Mark entries as undone, so that an undo of a later entry does not restore their versions."""
         self._tx.run("catalog.withdraw", promotion_ids=promotion_ids, withdrawn_at=datetime.now(UTC))
 
     def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
@@ -130,8 +132,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file may be left by a promotion that replaced the same version and did not commit. Such a file was never
-        current, so the hash of the file before it is returned, from the entry of that promotion.
+        Perhaps a file is left by a promotion that replaced the same version, but did not commit. This file was never
+        current. So the hash of the file before it is returned; it is in the entry of that promotion.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -155,7 +157,7 @@ class PromotionLog:
         self._tx.run_many(
             "catalog.keep_file",
             [
-                # In the order of hashes, so that two writers cannot deadlock.
+                # Write in the order of hashes, so that two writers cannot deadlock.
                 {
                     "sha256": digest,
                     "content": pa.compress(contents[digest], codec=CODEC, asbytes=True),
@@ -179,9 +181,9 @@ _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 class UndoReport:
     """Sorted ids of the Items whose promotions were undone, by result.
 
-    `restored` Items have their earlier content again, `removed` Items did not exist before. `superseded` Items are
-    unchanged, because a later promotion replaced them; undoing that promotion restores the state before both. Items
-    without a promotion to undo are not listed.
+    `restored` Items have their earlier content again. `removed` Items did not exist before. `superseded` Items are
+    unchanged, because a later promotion replaced the undone promotion; an undo of the later promotion restores the
+    state before both. Items without a promotion to undo are not listed.
     """
 
     restored: tuple[str, ...] = ()
@@ -191,7 +193,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item to its state before `oldest`, in the index too if `in_index`."""
+    """Planned undo of an Item's file to the state before `oldest`; `in_index`: of its row, too."""
 
     oldest: Promotion
     path: str
@@ -199,11 +201,11 @@ class _Step:
 
 
 def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, dataset: str, run_id: str) -> UndoReport:
-    """Undo a run in the open transaction. On PublishError the caller must not commit it."""
+    """Undo a run in the open transaction, which the caller must not commit after a PublishError."""
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
-        # Read again under the lock, because promotions may have been logged during the wait.
+        # Read again under the lock, because a promotion can have been logged during the wait.
         entries = log.of_items(log.items_of(run_id))
         return _undo(index, log, publisher, entries, lambda entry: entry.run_id == run_id and entry.dataset == dataset)
 
@@ -211,9 +213,9 @@ def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, da
 def undo_items(
     index: CollectionIndex, log: PromotionLog, publisher: Publisher, promotions: Mapping[str, int]
 ) -> UndoReport:
-    """Undo single promotions, by Item id, in the open transaction.
+    """Undo single promotions in the open transaction; `promotions` has them by Item id.
 
-    Outdated promotions are skipped. On PublishError the caller must not commit the transaction.
+    A promotion that is not current is skipped. After a PublishError the caller must not commit the transaction.
     """
     with index.only_writer():
         entries = log.of_items(
@@ -231,7 +233,7 @@ def _undo(
     entries: Mapping[str, Sequence[Promotion]],
     is_own: Callable[[Promotion], bool],
 ) -> UndoReport:
-    """Undo promotions that match `is_own` among all `entries` of their Items, under the lock."""
+    """Undo, under the lock, entries that match `is_own`; `entries` has all entries of each Item."""
     own = {item_id: [entry for entry in of_item if is_own(entry)] for item_id, of_item in entries.items()}
     current = index.current(entries)
     steps: list[_Step] = []
@@ -261,8 +263,8 @@ def _undo(
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else earlier[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
     published = publisher.read([path for level in levels for path in level])
-    # A file to delete stays in the list even if it is absent. Deleting it also removes its folder, which a promotion
-    # may have created before it died.
+    # A file to delete stays in the list even if it is absent: its deletion also removes its folder, and perhaps a
+    # promotion created the folder before it died.
     publish(
         publisher,
         [
@@ -287,7 +289,7 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Walk back from the newest entry while entries are own or withdrawn; return the oldest."""
+    """Walk back from the newest entry while entries are own or withdrawn; return the oldest one."""
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):
@@ -302,7 +304,7 @@ def _files_without_row(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Return steps for files without a row, left by a promotion or an undo that died."""
+    """Return steps for files without a row; a promotion or undo that died has left these files."""
     paths = {item_id: _path(index, row, own[item_id][0]) for item_id, row in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
@@ -315,7 +317,7 @@ def _files_without_row(
 
 
 def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[str]) -> Level:
-    """Return the pages that have a file but no Items, including pages of a dead promotion."""
+    """Return the pages that have a file but no Items, such as pages of a promotion that died."""
     stray: dict[str, None] = {}
     for day in sorted(days):
         folder = layout.day_path(index.contract.stac.collection, day).rpartition("/")[0]
@@ -327,6 +329,6 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
 
 
 def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
-    """Return the path of an Item's file; it stays when a later version is of another day."""
+    """Return the path of an Item's file; a later version of another day does not change it."""
     partition = shown.partition if shown else entry.partition
     return layout.item_path(index.contract.stac.collection, partition, entry.item_id)

@@ -21,19 +21,19 @@ REASON_LIMIT = 200
 
 _STAC = "https://schemas.stacspec.org/v1.1.0"
 _SPECS = {"catalog": "catalog-spec", "collection": "collection-spec"}
-"""Folder in the address of a core schema, by default `item-spec`. In pystac all schemas are in a single folder."""
+"""Folder in the address of a core schema (default: `item-spec`). pystac has all schemas in a single folder."""
 _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"}
 
 
 def validate_item(item: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_REASONS reasons why an Item breaks STAC or the KFM profile."""
+    """Return at most MAX_REASONS reasons why an Item violates STAC or the KFM profile."""
     if item.get("type") != "Feature":
         return [f"type: {item.get('type')!r} is not 'Feature', an Item's type"]
     return validate_document(item) or _disorder(item)
 
 
 def validate_document(document: Mapping[str, Any]) -> list[str]:
-    """Return up to MAX_REASONS reasons why an Item, Collection or Catalog is invalid, or none."""
+    """Return at most MAX_REASONS reasons why a document is invalid; empty if it is valid."""
     entity = _ENTITIES.get(str(document.get("type")))
     if entity is None:
         return [f"type: {document.get('type')!r} is not one of {sorted(_ENTITIES)}"]
@@ -87,7 +87,7 @@ def _compile(schema: Any, registry: Any) -> Any:
 
 def _core_schemas() -> dict[str, Any]:
     """Return the core schemas by the addresses that they use to refer to each other."""
-    # pystac.validation is not used, because it imports jsonschema, whose formats take a CPU-second.
+    # pystac.validation is not used, because it imports jsonschema; importing jsonschema's formats takes a CPU second.
     folder = resources.files("pystac") / "validation" / "jsonschemas"
     core = {
         _address(entry.name.removesuffix(".json")): orjson.loads(entry.read_bytes())
