@@ -1,7 +1,7 @@
 """The console's web application: pages, JSON API, Prometheus metrics and health.
 
 Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
-that accepts them. Headers allow a page only its own styles, pictures and forms. Belongs here: the common parts of all
+that accepts writes. Headers allow a page only its own styles, pictures and forms. Belongs here: the common parts of all
 answers, and the form of a refusal. Does not belong here: pages (the modules that return routes), the API's answers and
 their OpenAPI document (`operations.py`), or the server (`serving.py`).
 """
@@ -59,7 +59,7 @@ def console_app(
     depths: Callable[[], Mapping[str, int]] = lambda: NO_DEPTHS,
     deciding: Pipeline | None = None,
 ) -> Starlette:
-    """Return the application; `hosts` are its host names besides localhost and addresses.
+    """Return the application; `hosts` are its host names besides localhost and IP addresses.
 
     Decisions use `deciding`; without it the console only reads. Raises ConfigurationError for wrong tokens.
 
@@ -85,7 +85,7 @@ def console_app(
         return PlainTextResponse("ok\n")
 
     def refused(request: Request, error: Exception) -> Response:
-        """Answer with a line; a browser gets it on a page with the navigation."""
+        """Answer with a line; a browser gets the line on a page with the navigation."""
         hint = f"the pages of the console are linked from {overview.FRONT}"
         status, line, headers = _refusal(error, hint=hint)
         if is_page({}, request.headers.get("accept", "")):
@@ -160,7 +160,7 @@ def _api(pipeline: Pipeline) -> Mount:
     )
     api.router.redirect_slashes = False
     mount = Mount(BASE, app=api)
-    # Starlette's own pattern ends at a line break, so that such a path would get the console's answer.
+    # By Starlette's own pattern, a path with a line break would get the console's answer instead of the API's.
     mount.path_regex = re.compile(rf"^{BASE}/(?P<path>.*)$", re.DOTALL)
     return mount
 

@@ -1,7 +1,7 @@
 """Bounds of the console: the time for a request's arrival, connections and answers at once.
 
-uvicorn keeps the connection of a client that sends half a header open for ever, and its own limit counts such
-connections as requests, so that 32 of them would block all other clients. Does not belong here: answers (`app.py`).
+If a client sends half a header, uvicorn keeps the connection open for ever. uvicorn's own limit counts this connection
+as a request, so 32 such connections would block all other clients. Does not belong here: answers (`app.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 10.0
-"""Longest wait for a whole request; it takes milliseconds on loopback or behind a proxy, seconds over a bad line."""
+"""Longest wait for a whole request: a request takes milliseconds locally or behind a proxy, seconds on a bad line."""
 MOST_CONNECTIONS = 512
 """Half of a process's default file descriptors (1,024); a browser keeps up to six connections."""
 MOST_REQUESTS = 32
@@ -23,7 +23,7 @@ MOST_REQUESTS = 32
 WAIT_SECONDS = 5.0
 """Longest wait of a request for its turn; an answer takes some tens of milliseconds."""
 MOST_BODY_BYTES = 64 * 1024
-"""Largest body of a request, which has a form's few fields."""
+"""Largest body of a request; a body has the few fields of a form."""
 
 
 _TURNS = itertools.count(1)
@@ -33,9 +33,9 @@ class BoundedConnection(H11Protocol):
     """HTTP/1.1 with a deadline per request, and at most MOST_CONNECTIONS connections."""
 
     deadline: asyncio.TimerHandle | None = None
-    """When the connection will be closed, while the server waits for its request."""
+    """Timer that closes the connection; set while the server waits for a request."""
     turn: int = 0
-    """Its place among the waiting connections: a loop's clock may give several the same time."""
+    """Place among the waiting connections. A time would not do, because several connections can have the same time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection."""
@@ -44,7 +44,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > MOST_CONNECTIONS:
             ours = (peer for peer in self.connections if isinstance(peer, BoundedConnection))
             oldest = min((peer for peer in ours if peer.deadline is not None), key=lambda peer: peer.turn)
-            # It counts until it is closed, but must not be selected twice.
+            # The connection counts until it is closed, but must not be selected twice.
             oldest.deadline = None
             oldest.transport.abort()
 
@@ -77,11 +77,11 @@ class BoundedConnection(H11Protocol):
 
 
 class BoundedRequests:
-    """Answers MOST_REQUESTS at a time, in order of arrival, and 413 to a body that is too long.
+    """Answers MOST_REQUESTS at a time, in order of arrival; a body that is too long gets 413.
 
     A request counts once it has arrived whole. It waits behind earlier requests, for WAIT_SECONDS at most, so that a
     client that sends requests in a row on many connections cannot block other clients. `exempt` paths are always
-    answered: a monitor that is refused by a busy console would restart it.
+    answered, because a monitor would restart a busy console that refuses its request.
     """
 
     def __init__(self, app: ASGIApp, *, exempt: tuple[str, ...] = ()) -> None:
@@ -113,7 +113,7 @@ class BoundedRequests:
             await PlainTextResponse(text, status_code=503, headers={"retry-after": "5"})(scope, receive, send)
 
     async def _turn(self) -> bool:
-        """Wait for a turn, in order of arrival; return whether it came in time."""
+        """Wait for a turn, in order of arrival; return whether the turn came in time."""
         if self._waiting >= MOST_CONNECTIONS:
             return False
         self._waiting += 1

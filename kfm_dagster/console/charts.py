@@ -43,7 +43,7 @@ ARROWS: Mapping[tuple[str, str], Arrow] = {
 
 
 def state_diagram(counts: Mapping[Status, int]) -> Markup:
-    """Return the state machine with its counts as SVG for a page, which sets the colours."""
+    """Return the state machine with numbers of units as SVG; the page sets the colours."""
     words = {status: status.replace("_", " ") for status in Status}
     boxes = "".join(
         f'<a href="/units?status={status}" aria-label="{units} {words[status]}">'
@@ -64,7 +64,7 @@ HOUR = timedelta(hours=1)
 
 
 def strip(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> Markup:
-    """Return a small strip of stacked bars for each hour, without a scale; it names its total."""
+    """Return a small strip of stacked bars by hour, without a scale; its label names the sum."""
     x, y = Scale(0, len(hours), 0, 144), _counts(counts, (23, 2))
     total = sum(map(sum, counts.values()))
     return rendered("strip.svg", total=total, hours=len(hours), bars=_bars(hours, counts, x, y))
@@ -79,7 +79,7 @@ def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tu
 
 
 def _counts(counts: Mapping[datetime, tuple[int, int]], ends: tuple[int, int]) -> Scale:
-    """Return the scale of counts: it ends at the next round number above the highest bar."""
+    """Return the scale of counts, which ends at the next round number above the highest bar."""
     most = max((sum(pair) for pair in counts.values()), default=0)
     unit = 10 ** max(len(str(most)) - 1, 0)
     return Scale(0, most // unit * unit + unit, *ends)
@@ -99,7 +99,7 @@ def _bars(
 
 
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> Markup:
-    """Return lines of seconds by hour on a logarithmic scale, by name; the second is dashed."""
+    """Return named lines of seconds by hour, on a logarithmic scale; the second line is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
     low, high = _ends(values) if values else (1.0, 10.0)
     x, y = Scale(0, len(hours), *_ACROSS), Scale(_log(low), _log(high), *_UP)

@@ -1,10 +1,10 @@
 """Forms for a signed-in person's decisions, carried out and logged like commands.
 
 Belongs here: the form of a decision, routes that change a unit, a dataset or an alert, the proposals that wait for
-approval, and replays and discards of all units of a filter. A dry run counts the eligible units before a start. The
-deployment's daemon admits a replay's batches, and a replay is paused, resumed and stopped here; a discard takes all of
-its units or none. Does not belong here: signing in (`session.py`), and the decisions themselves (`recovery/`,
-`governance/`, `ledger/cases.py`).
+approval, and replays and discards of all units of a filter. A dry run counts the eligible units before a start. People
+pause, resume and stop a replay here, but the deployment's daemon admits its batches. A discard takes all of its units
+or none. Does not belong here: signing in (`session.py`), and the decisions themselves (`recovery/`, `governance/`,
+`ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from kfm_dagster.views.view import Parts, require_contract
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
 MOST_SHOWN = 20
-"""Maximum units that a dry run names; more are counted by dataset and code."""
+"""Maximum units that a dry run names; it counts all units by dataset and code."""
 MOST_HOURS = 24 * 365
 """Maximum hours until a kill switch expires; without a number of hours it does not expire."""
 MOST_NAMED = 10_000
 """Maximum units in a selection by ids; a selection by dataset, code and time has no ids."""
 MOST_EXAMINED = 200_000
-"""Maximum rows that the search for these units examines; it takes some seconds."""
+"""Maximum rows that the search for a filter's unit ids examines; so many rows take some seconds."""
 _IN_THE_DECISION = "follows with the decision"
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
@@ -88,9 +88,9 @@ def decision_form(
 ) -> Route:
     """Return the route of a decision's form, with `fields` besides reason and change reference.
 
-    `fields` is None for the form of a filter, which may have any field. An override (any decision but an
-    acknowledgement) needs a change reference in prod. Answers raise BadRequestError, KfmError and, without a sign-in,
-    HTTPException.
+    `fields` is None for the form of a filter, which can have any field. An override (any decision but an
+    acknowledgement) needs a change reference in prod. The route's handler raises BadRequestError, KfmError and, without
+    a sign-in, HTTPException.
     """
 
     def answer(request: Request, posted: Fields) -> Response:
@@ -171,7 +171,7 @@ def _see(path: str) -> Response:
 
 
 def _release(posted: PostedDecision) -> str:
-    """Release units as `kfm retry` does; in prod a second person approves it."""
+    """Release units as `kfm retry` does; in prod a second person approves the release."""
     posted.decision.require_change_ref()
     versions, page = _seen(posted, Status.PENDING)
     with posted.pipeline.database.transaction() as tx:
@@ -194,7 +194,10 @@ def _discard(posted: PostedDecision) -> str:
 
 
 def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transaction], Mapping[WalId, int]], str]:
-    """Return a function for the units' versions (KfmError if changed), and the next page."""
+    """Return a function that reads the units' versions, and the page to show next.
+
+    The function raises KfmError if the units have changed since the person saw the page.
+    """
     if wal_id := posted.request.path_params.get("wal_id"):
         version = whole_number("version", posted.fields.get("version", ""))
 
@@ -327,11 +330,11 @@ def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
 
 
 def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
-    """Return a replay's selection of a filter's first failed units, up to the limit of a replay.
+    """Return a replay's selection: the first failed units of a filter, at most a replay's limit.
 
     Raises BadFilterError if the selection must have ids, and the filter matches more than MOST_NAMED units.
     """
-    # A selection has no filters by text or operator: it names the units.
+    # A selection cannot filter by text or operator, so for such a filter it names the units.
     by_name = unit_filter.text or unit_filter.operator
     filters = {"wal_ids": named_units(pipeline, unit_filter)} if by_name else _ranges(pipeline.clock(), unit_filter)
     return _selection(pipeline.settings.env, filters)
@@ -356,13 +359,13 @@ def _ranges(now: datetime, unit_filter: UnitFilter) -> dict[str, Any]:
     }
     times = {"event_time_start": unit_filter.since, "event_time_end": unit_filter.until}
     if not any(times.values()):
-        # Units created from now on are excluded.
+        # Exclude units that are created from now on.
         times = {"created_before": now}
     return parts | {name: at and rfc3339(at) for name, at in times.items()}
 
 
 def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
-    """Return a filter's unit ids. Raises BadFilterError for none and for more than MOST_NAMED."""
+    """Return a filter's unit ids. Raises BadFilterError for no unit or more than MOST_NAMED."""
     require_contract(parts, unit_filter.dataset)
     wal_ids: list[str] = []
     with parts.database.snapshot() as tx:

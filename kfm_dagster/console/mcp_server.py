@@ -1,7 +1,7 @@
 """The JSON API as tools of the Model Context Protocol, for assistants. Only reads.
 
 Belongs here: the tools, with names and descriptions for the protocol. Does not belong here: the answers
-(`operations.py`), opening the database (`cli/console.py`). Importing it needs the extra `mcp`.
+(`operations.py`), opening the database (`cli/console.py`). Importing this module needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import View
 
 MOST_ROWS = 50
-"""Rows of a page; few, because an assistant reads all of it."""
+"""Rows of a page; few, because an assistant reads the whole page."""
 INSTRUCTIONS = (
     "What became of each object of NOAA's open data that this deployment ingests. A unit is one version of one object "
     "for one dataset, and wal_id names it. Begin with deployment_status or failures, go on with search_units and "
@@ -48,7 +48,7 @@ def mcp_server(pipeline: Pipeline) -> MCPServer:
 def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict[str, Any]]:
     """Return an operation as a function of its parameters; empty values are left out.
 
-    Its ToolErrors have a line for the assistant.
+    Each ToolError that it raises has a line for the assistant.
     """
 
     def ask(**arguments: Any) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def document() -> dict[str, Any]:
     schemas = shared["$defs"]
     for name, schema in schemas.items():
         if "properties" in schema:
-            # A row has every field, even those with a default in the model.
+            # A row has every field, even a field with a default in the model.
             schemas[name] = schema | {"required": list(schema["properties"])}
     return {
         "openapi": "3.1.0",

@@ -37,7 +37,7 @@ from kfm_dagster.views.view import json_row
 
 FRONT = "/"
 MOST_MATTERS = 12
-"""Rows that fit on a screen; `kfm status` has all."""
+"""Rows that fit on a screen; `kfm status` shows all of them."""
 ITEMS_OF_A_DATASET = 20
 """Newest Items of a dataset on the map: a scan of a satellite, or the last minutes of a radar network."""
 MAP = Size(width=640, min_height=260, max_height=360, lines=10)
@@ -47,7 +47,7 @@ PULSE_HOURS = 24
 MOST_RUNS = 5_000
 """Stages read for these hours; with a run each minute there are 1,440."""
 PULSE_UNITS = 20
-"""Newest units of a dataset whose median is its lag."""
+"""Number of newest units of a dataset; the median of their times is the dataset's lag."""
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
@@ -122,7 +122,7 @@ def item_map(view: Transaction, records: Sequence[NoddWalRecord]) -> Markup | No
     """Return a map of the units' Items, each linked to its unit; None without Items."""
     boxes = {row.wal_id: row for row in view.run("catalog.boxes_of_units", wal_ids=[row.wal_id for row in records])}
     hues = {dataset: number % HUES for number, dataset in enumerate(sorted({row.dataset for row in records}))}
-    # The newest unit comes last, because of equal outlines the last one's link is used.
+    # The newest unit comes last, because the link of the last one of equal outlines is used.
     shown = [record for record in reversed(records) if record.wal_id in boxes]
     picture = draw_footprints(
         [outline((box.west, box.south, box.east, box.north)) for box in (boxes[record.wal_id] for record in shown)],

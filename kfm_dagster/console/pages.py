@@ -65,7 +65,7 @@ def heading(rows: Iterable[Any], name: str) -> Markup:
 
 @jinja2.pass_context
 def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Markup:
-    """Return a row's cell in a column, labelled for narrow screens, with ids as prefixes."""
+    """Return a row's cell in a column, labelled for narrow screens; ids are shown as prefixes."""
     value = value_of(row, name)
     is_whole = isinstance(value, datetime) or name in _PAGES
     kind = ' class="number"' if type(value) is int else ' class="whole"' if is_whole else ""
@@ -79,7 +79,7 @@ def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Marku
 
 @jinja2.pass_context
 def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
-    """Return a time in UTC to the second, or, within RECENT, its age titled with that time."""
+    """Return a UTC time to the second; within RECENT show its age, and the time as the title."""
     if value is None:
         return Markup('<span class="soft">none</span>')
     text = rfc3339(value, timespec="seconds")
@@ -112,7 +112,7 @@ RECENT = timedelta(days=2)
 LIVE_SECONDS = 15
 """Refresh interval of a live view; a page takes some hundredths of a second."""
 PAGE = 50
-"""Rows of a page, which takes some seconds to read."""
+"""Rows of a page: so many as a person reads in some seconds."""
 MOST_ROWS = 200
 """Rows of a list without pages."""
 NAVIGATION: Sequence[tuple[str, str]] = (
@@ -137,7 +137,7 @@ Answer = Callable[[Request, Mapping[str, str]], Response]
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """Renders pages; `pipeline` only reads, `deciding` makes decisions, None without tokens."""
+    """Renders pages; `pipeline` only reads, `deciding` makes decisions (None without tokens)."""
 
     pipeline: Pipeline
     sessions: Sessions
@@ -145,7 +145,7 @@ class Pages:
 
     @property
     def writing(self) -> Pipeline:
-        """The pipeline that decisions go through. Raises HTTPException where the console only reads."""
+        """The pipeline that carries out decisions. Raises HTTPException if the console only reads."""
         if self.deciding is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "the console only reads: KFM_CONSOLE_TOKENS is not set")
         return self.deciding
@@ -170,7 +170,7 @@ class Pages:
             "navigation": NAVIGATION,
             "env": self.pipeline.settings.env.value,
             "actor": self.sessions.actor_of(request),
-            # Required by a decision's form; a release requires it everywhere.
+            # Required by the form of a decision in prod; the form of a release always requires it.
             "change_ref": "required" if self.pipeline.settings.env is Environment.PROD else "",
             "can_sign_in": bool(self.sessions.tokens),
             "at": self.pipeline.clock(),
@@ -209,7 +209,7 @@ def list_route(
 ) -> Route:
     """Return the route of a view's list with its filter's form; `content` adds template values.
 
-    Its answers raise BadFilterError, BadRequestError, and KfmError for an unknown dataset.
+    The route raises BadFilterError, BadRequestError, and KfmError for an unknown dataset.
     """
 
     def answer(request: Request) -> Response:

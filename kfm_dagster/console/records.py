@@ -1,7 +1,7 @@
 """Pages of records: lists, the history of a unit or run, a dataset. Only reads.
 
-Belongs here: pages of views with the content beside their rows, and a dataset's page, from a bounded number of rows.
-Does not belong here: searching (`views/`), drawing (`charts.py`), decisions (`decisions.py`).
+Belongs here: pages of views, with further content beside the rows, and a dataset's page. Each page reads a bounded
+number of rows. Does not belong here: searching (`views/`), drawing (`charts.py`), decisions (`decisions.py`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units,
 from kfm_dagster.views.view import require_contract
 
 MOST_DAYS = 14
-"""Days of the picture; with more than two weeks, an hour would be less than two pixels wide."""
+"""Most days of the picture of gaps: with more than two weeks, an hour would be less than two pixels wide."""
 MOST_SHOWN = 65_536
-"""Characters of a message on its page; an SQS message may have sixteen times as many."""
+"""Most characters of a message on its page; an SQS message can have sixteen times as many."""
 MOST_RECORDS = 100
 """Rejections of a message on its page; a hostile message has a row for each reason (`ledger/rejections.py`)."""
 SVG_HEADERS: Mapping[str, str] = {
-    # The picture carries its colours, light and dark.
+    # The picture contains its own styles, with colours for light and dark pages.
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 }
 HOURS = 48
@@ -151,7 +151,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
         "footprint": footprint,
-        # AWS has no samples.
+        # A sample object is not at AWS.
         "object_link": pipeline.settings.feed is FeedKind.WHOLE and alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, evidence_of(case, pipeline.store)) for case in details.cases],

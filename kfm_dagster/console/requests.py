@@ -25,11 +25,11 @@ from kfm_dagster.typed_numbers import LARGEST
 
 
 class BadRequestError(KfmError):
-    """A request has no such parameter, field or value."""
+    """A request has an unknown parameter or field, or a wrong value."""
 
 
 REFUSALS: tuple[type[Exception], ...] = (KfmError, DBAPIError, NoConnectionFreeError)
-"""Errors with a line for the client; the last is a database pool with every connection in use for too long."""
+"""Errors with a line for the client. The last one means that every connection of the pool was in use for too long."""
 _STATUS: Sequence[tuple[type[KfmError], int]] = (
     (BadRequestError, 400),
     (BadFilterError, 400),
@@ -43,7 +43,7 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 def refusal(error: Exception) -> tuple[int, str]:
     """Return the status and the line for an error of REFUSALS."""
     if isinstance(error, DatabaseUnavailableError):
-        # A driver's text may name a user.
+        # A driver's text can name a user of the database.
         return 503, f"{error.what}; next: see its log, then ask again"
     if isinstance(error, KfmError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
@@ -66,7 +66,7 @@ def parameters_by_name(parameters: Sequence[tuple[str, str]], *, known: Sequence
 
 def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
     """Read a number from 1 to `most`. Raises BadRequestError."""
-    # As many digits as LARGEST: Python would read digits of any script, and thousands of them.
+    # At most as many digits as LARGEST has: Python would read thousands of digits, and digits of any script.
     if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
         raise BadRequestError(observed=f"{name}={text[:40]!r}", expected=f"a whole number from 1 to {most}")
     return int(text)

@@ -28,7 +28,7 @@ from kfm_dagster.web_guard import host_names
 EVERY_SECONDS = 15.0
 """Prometheus's usual interval; each poll is a request to each queue."""
 FRESH_SECONDS = 60.0
-"""Greatest age of an answer that counts."""
+"""An older answer of a queue is not reported."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,15 +46,15 @@ class QueueWatch:
         return {queue: messages for queue, (at, messages) in list(self._depths.items()) if at >= since}
 
     def look(self) -> None:
-        """Poll the primary queue's visible messages, and dead letters including those in a drain."""
+        """Poll the numbers of visible messages and of dead letters (also dead letters in a drain)."""
         settings = self._pipeline.settings
-        # Connecting may fail like the request itself.
+        # Connecting can fail, as the request can.
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
     def watching(self) -> AbstractContextManager[None]:
         """Poll at once and every EVERY_SECONDS; wait up to SHUTDOWN_SECONDS at the end."""
-        # A thread that outlives the interpreter keeps DuckDB's objects, which its extension reports as leaked.
+        # A thread that outlives the interpreter keeps DuckDB's objects, and DuckDB's extension reports these as leaked.
         return self._pipeline.threads.repeating(
             self.look, seconds=EVERY_SECONDS, name="queue-watch", at_once=True, patience=SHUTDOWN_SECONDS
         )
@@ -67,17 +67,16 @@ class QueueWatch:
 
 
 SHUTDOWN_SECONDS = 5
-"""Seconds left to an answer under way after the signal."""
+"""Seconds after the signal in which an answer under way can finish."""
 
 
 def serve(
     pipeline: Pipeline, *, host: str, port: int, ready: Callable[[str], None], deciding: Pipeline | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM, and raise it again; `ready` gets the address that answers.
+    """Serve until SIGINT or SIGTERM, then raise the signal again; `ready` receives the address.
 
-    `pipeline` only reads; decisions use `deciding`, None without tokens.
-
-    Raises ConfigurationError where the address cannot be bound.
+    `pipeline` only reads; decisions use `deciding` (None without tokens). Raises ConfigurationError if the address
+    cannot be bound.
     """
     with _listening(host, port) as listening:
         watch = QueueWatch(pipeline)

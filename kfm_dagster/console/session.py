@@ -1,6 +1,6 @@
-"""Sessions: sign-in with a token of KFM_CONSOLE_TOKENS, kept by a signed cookie for hours.
+"""Sessions: sign-in with a token of KFM_CONSOLE_TOKENS; a signed cookie keeps it for hours.
 
-The governance log records the token's name. Browsers send the cookie with no request of another site
+The governance log records the token's name. If another site sends a request, the browser leaves out the cookie
 (SameSite=Strict). Does not belong here: decisions (`decisions.py`), refusing forms of other sites (`web_guard.py`).
 """
 
@@ -31,16 +31,16 @@ COOKIE = "kfm_console"
 SESSION_SECONDS = 8 * 3600
 """A working day."""
 SHORTEST_TOKEN = 16
-"""Characters; 16 random characters of base64 have 96 bits."""
+"""Least characters of a token; 16 random characters of base64 have 96 bits."""
 MOST_ATTEMPTS, ATTEMPT_SECONDS = 5, 60.0
-"""Failed sign-ins allowed from an address in ATTEMPT_SECONDS; behind a proxy all users share its address."""
+"""Failed sign-ins allowed from an address in ATTEMPT_SECONDS; behind a proxy, all users share the proxy's address."""
 MOST_ADDRESSES = 1024
 """Addresses whose attempts are kept; the address with the oldest attempt is dropped."""
 _NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
 
 
 class SignInAttempts:
-    """Sign-ins by address. An attempt counts before its check, so that many at once are bounded."""
+    """Sign-ins by address. An attempt counts before its check, so parallel attempts are bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,20 +100,20 @@ class Sessions:
             signature.encode(), self._signature(name, until).encode()
         ):
             return None
-        # The signature holds, so this is a number.
+        # The signature is right, so `until` is a number.
         return name if int(until) > time.time() else None
 
     def sign_in(self, token: str, request: Request, response: Response) -> str | None:
         """Sign in the token's owner and return the name; None for an unknown token.
 
-        Each attempt is logged. Raises HTTPException where too many have failed.
+        Each attempt is logged. Raises HTTPException if too many attempts have failed.
         """
         address = request.client.host if request.client else "an unknown address"
         self.attempts.take(address)
         digest = hashlib.sha256(token.encode()).digest()
         actor = None
         for name, secret in self.tokens.items():
-            # All tokens are compared, as digests of equal length, so that timing reveals nothing.
+            # Compare all tokens, as digests of equal length, so that timing reveals nothing.
             if hmac.compare_digest(digest, hashlib.sha256(secret.get_secret_value().encode()).digest()):
                 actor = name
         if actor is None:
@@ -143,10 +143,10 @@ class Sessions:
 
 
 def _is_over_tls(request: Request) -> bool:
-    """Return whether a browser uses TLS, to this server or to a proxy before it.
+    """Return whether a browser uses TLS, to this server or to a proxy in front of it.
 
-    Read from the browser's Origin or the proxy's header. A client that forges either harms only itself: it sends its
-    own cookie less often.
+    The browser's Origin or the proxy's header shows this. A client that forges one of these headers harms only itself,
+    because it sends its own cookie less often.
     """
     proxy = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     return "https" in {request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme, proxy}
