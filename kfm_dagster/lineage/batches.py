@@ -1,8 +1,8 @@
 """Lineage batches: recorded with their bytes, and published at the lineage root later.
 
-A batch is in the outbox from the transaction that records it until root and backend have it; no batch waits for
-another. A file appears complete under its final name, in a folder or a bucket. The file's bytes come from the row, so
-that two processes write the same bytes.
+A batch is in the outbox from the transaction that records it until root and backend have it. No batch waits for another
+batch. A file appears complete under its final name, in a folder or a bucket. The file's bytes come from the batch's
+row, so that two processes write the same bytes.
 
 Belongs here: recording a batch, publishing it to the root, and the backlog. Does not belong here: a batch's content
 (`store.py`, `noted.py`, `revisions.py`), sending to the backend (`delivery.py`), retries (`outbox.py`).
@@ -37,7 +37,7 @@ class LineageFiles:
         return cls(open_publisher(location, setting="KFM_LINEAGE_URL", private=True))
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write a file durably; the same bytes may be published again. Raises PublishError."""
+        """Write a file durably; the same bytes can be published again. Raises PublishError."""
         hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
         publish(self._publisher, [{href: content}])
         hit(Failpoint.LINEAGE_PUBLISH_AFTER)
@@ -55,14 +55,15 @@ _LOG = logging.getLogger(__name__)
 FILES, BACKEND = "files", "backend"
 
 LEASE = timedelta(seconds=120)
-"""Time that a delivery owns its batch after a write; with the client's default timeout, an event takes 5 s at most."""
+"""Lease of a delivery on its batch, renewed whenever the delivery saves its progress. With the client's default
+timeout, an event takes 5 s at most."""
 
 CODEC = "zstd"
-"""Level 1, Arrow's default, takes 0.01 ms a unit and leaves a fifteenth of the bytes."""
+"""Compression at level 1, Arrow's default, takes 0.01 ms a unit and leaves a fifteenth of the bytes."""
 
 
 def batch_id_of(content: bytes) -> str:
-    """Return a batch's id, from its content or other bytes: 128 bits of a SHA-256, as hex."""
+    """Return a batch's id from these bytes (such as its content): 128 bits of SHA-256, as hex."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
@@ -81,7 +82,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that a destination lacks; `error` is the destination's error for a batch, or None."""
+    """Batches that a destination lacks; `error` is an error of the destination, or None."""
 
     batches: int = 0
     units: int = 0
@@ -99,9 +100,9 @@ class Undelivered:
 
 
 class LineageBatches:
-    """Records and publishes batches. Any number of processes may share an outbox.
+    """Records and publishes batches. Any number of processes can share an outbox.
 
-    `deliver`: whether a backend is configured, so that OpenLineage batches are sent there, too.
+    `deliver`: whether a backend is configured. Then OpenLineage batches are also sent to the backend.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class LineageBatches:
 
         The batch's file, at `href` below the lineage root, covers `units` units or steps.
         """
-        import pyarrow as pa  # noqa: PLC0415, reading a backlog needs none of it
+        import pyarrow as pa  # noqa: PLC0415, a process that only reads the backlog does not need it
 
         deliver = self._deliver and path is LineagePath.OPENLINEAGE
         tx.run(
@@ -151,9 +152,9 @@ class LineageBatches:
             self.outbox.put(tx, BACKEND, batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
-        """Publish due files; if the root is failing, leave them to a later tick.
+        """Publish due files; if the root is failing, leave the files to a later tick.
 
-        So a run waits for a dead root only once, and not with every batch.
+        So a run waits for a dead root only once, and not again for each batch.
         """
         with self._database.snapshot() as tx:
             failing = backlog(tx)[FILES].error is not None
@@ -161,7 +162,7 @@ class LineageBatches:
             self.publish()
 
     def publish(self, *, most: int = 100) -> int:
-        """Publish due files, oldest first, up to the first failure; return the number published.
+        """Publish due files, oldest first, until one fails; return the number of published files.
 
         The failed file is deferred, so that the next call skips it.
         """

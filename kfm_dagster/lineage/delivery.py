@@ -2,8 +2,8 @@
 
 A try claims its batch in the outbox and saves its progress every second. After a kill, events that were sent since the
 last save are sent again, with the same bytes and ids. The client is openlineage-python, with its transports (HTTP,
-Kafka, ...). Events are recorded first and sent from the record, so that a dead backend fails no unit. Does not belong
-here: delivery to the lineage root (`batches.py`), leases and retries (`outbox.py`).
+Kafka, ...). Events are recorded first, and sent later from the records, so no unit fails because the backend is dead.
+Does not belong here: delivery to the lineage root (`batches.py`), leases and retries (`outbox.py`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 FLUSH_SECONDS = 20.0
-"""Longest time that a background transport may take for the events since the last flush."""
+"""Longest wait for a background transport to send the events since the last flush."""
 
 REFUSED = frozenset({400, 409, 410, 413, 415, 422})
-"""HTTP statuses that refuse the event. Other errors concern credentials, the address or an outage, and may pass."""
+"""HTTP statuses that refuse the event. Other errors are about credentials, the address or an outage, and can end."""
 
 
 class BackendUnavailableError(DependencyUnavailableError):
@@ -47,8 +47,8 @@ class BackendUnavailableError(DependencyUnavailableError):
 class ClientBackend:
     """The transports of an OpenLineage client, with its configuration, filters and tags.
 
-    An event is accepted when every transport has accepted it. A composite transport would hide the failure of a part,
-    so the parts are used separately. Sending and flushing raise BackendUnavailableError.
+    An event is accepted when every transport has accepted it. The parts of a composite transport are used separately,
+    because the whole would hide the failure of a part. Sending and flushing raise BackendUnavailableError.
     """
 
     def __init__(self, client: OpenLineageClient) -> None:
@@ -59,8 +59,8 @@ class ClientBackend:
     def from_environment(cls) -> ClientBackend | None:
         """Build the client that OPENLINEAGE_URL, _CONFIG or OPENLINEAGE__TRANSPORT__* describe.
 
-        Returns None if they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working
-        folder has no effect, because data may leave this machine only if a variable is set.
+        Returns None if these variables describe no client, or OPENLINEAGE_DISABLED is set. If no variable is set, a
+        stray `openlineage.yml` in the working folder has no effect, so that no data leave this machine.
         """
         if not any(name.startswith("OPENLINEAGE") for name in os.environ):
             return None
@@ -70,7 +70,7 @@ class ClientBackend:
         return None if client.transport.kind in {"noop", "console"} else cls(client)
 
     def send(self, event: Event) -> str | None:
-        """Send an event to every transport; return permanent refusals, None if all accept it."""
+        """Send an event to every transport; return the permanent refusals, or None without refusal."""
         refusals = []
         for client in self._clients:
             try:
@@ -86,7 +86,7 @@ class ClientBackend:
         return "; ".join(refusals) or None
 
     def flush(self) -> None:
-        """Wait until all transports, also background transports, accepted every event sent so far."""
+        """Wait until all transports, even background transports, have accepted every sent event."""
         for index, client in enumerate(self._clients):
             wait = getattr(client.transport, "wait_for_completion", None)
             if wait is not None and not wait(FLUSH_SECONDS):
@@ -104,7 +104,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must each accept an event; alternatives count as one."""
+    """Return the transports that must each accept an event; alternatives count as one transport."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -124,7 +124,7 @@ def _for_transport(transport: Any) -> OpenLineageClient:
 
 
 def _refuse_redirect(response: Any, **_more: Any) -> None:
-    # A redirect is followed as a GET (RFC 9110, 15.4). If a login page answered it with 200, the event would be lost.
+    # A redirect is followed as a GET (RFC 9110, 15.4). If a login page answers this with 200, the event is lost.
     if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
         response.close()
         raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
@@ -150,7 +150,7 @@ def _run_event(event: Event) -> RunEvent:
     return RunEvent(
         eventType=RunState(event["eventType"]),
         eventTime=event["eventTime"],
-        run=Run(runId=run["runId"], facets=dict(run["facets"])),  # a copy, because the client adds its tags to it
+        run=Run(runId=run["runId"], facets=dict(run["facets"])),  # a copy, because the client adds its tags
         job=Job(**event["job"]),
         inputs=[InputDataset(**dataset) for dataset in event["inputs"]],
         outputs=[OutputDataset(**dataset) for dataset in event["outputs"]],
@@ -161,7 +161,7 @@ def _run_event(event: Event) -> RunEvent:
 _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
-"""Refusals that end a try, because a backend that refuses everything must not get thousands of events."""
+"""Number of refusals after which a try ends, so that a backend that refuses every event does not get thousands."""
 
 PROGRESS = timedelta(seconds=1)
 """Time between two saves of a try's progress; after a kill, events sent since the last save are sent again."""
@@ -172,19 +172,19 @@ class _Try:
     """A try of a batch.
 
     An entry's position counts the events sent; its payload has the positions of events that were not accepted. These
-    are retried after the other events of the batch. So is the event that was being sent when the backend failed,
-    because it may have crashed the backend.
+    events are retried after the other events of the batch. An event during which the backend failed is retried then,
+    too, because perhaps this event has crashed the backend.
     """
 
     entry: Entry
     safe: Entry
-    """The entry as of the last flush, where the next try begins: a transport may lose events sent after a flush."""
+    """The entry as of the last flush. The next try begins there, because a transport can lose events sent later."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None
 
     def next(self, events: int) -> int:
-        """Return the position to send next; new events precede the unaccepted events."""
+        """Return the position to send next; new events come before events that were not accepted."""
         return self.entry.position if self.entry.position < events else self.entry.payload[0]
 
     def finished(self, events: int) -> bool:
@@ -199,7 +199,7 @@ def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
 
 
 class BackendDelivery:
-    """Sends due batches. Any number of processes may share an outbox."""
+    """Sends due batches. Any number of processes can share an outbox."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class BackendDelivery:
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
         """Send due batches within both limits; return the number of accepted events.
 
-        Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
+        If the backend does not answer, the batch is deferred. Raises BackendUnavailableError.
         """
         until = self._clock() + within
         accepted = 0
@@ -261,7 +261,7 @@ class BackendDelivery:
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
-        """Send new events, then retry the unaccepted events once; return whether all were accepted."""
+        """Send new events, then retry once those not accepted; return whether all are accepted."""
         sends = len(events) + len(attempt.entry.payload) - attempt.entry.position
         saved = self._clock()
         for _ in range(sends):

@@ -1,8 +1,8 @@
 """Ends of node steps (IEN-11) and failed attempts (RSP-16), recorded and published once.
 
 The end of a step or an attempt writes a row. The process that publishes lineage turns the rows without a batch into
-batches in one transaction, so that after a crash either the rows remain or the batches are in the outbox. Nothing is
-lost, nothing is published twice, and no stage or settlement waits for publishing.
+batches in one transaction. So after a crash either the rows remain, or the batches are in the outbox: no lineage is
+lost or published twice, and no stage or settlement waits for publishing.
 Belongs here: selecting the rows, their batches, and the events of a failed attempt. Does not belong here: documents of
 a step (`steps.py`) or of registered units (`openlineage.py`).
 """
@@ -33,7 +33,7 @@ from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
 MOST = 500
-"""Maximum rows that a transaction publishes, about the steps of 30 runs."""
+"""Maximum rows that a transaction turns into batches: about the steps of 30 runs."""
 
 PublicName = Callable[[str], str]
 """Returns the public name of a dataset."""
@@ -41,7 +41,7 @@ PublicName = Callable[[str], str]
 
 def publish_noted(database: Database, batches: LineageBatches, *, public: PublicName) -> None:
     """Record missing lineage of steps and failed attempts. Raises the database's errors."""
-    # Rows of concurrent runs are mixed; the sort is stable and keeps the order within a run.
+    # The rows of concurrent runs are mixed. `_take` sorts by run, and keeps the order within a run.
     steps, failures = partial(_record_steps, batches, public), partial(_record_failures, batches, public)
     _take(database, "lineage.unpublished_steps", attrgetter("run_id"), steps, lock="etl_steps")
     _take(database, "lineage.unpublished_failures", attrgetter("dataset", "run_id"), failures, lock="lineage_failures")
@@ -82,7 +82,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
-            # Not in the units' folder, whose readers expect one event of each kind per unit.
+            # Not in the units' folder, because its readers expect one event of each kind for each unit.
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{stem}.{suffix}",
             units=len(steps),
         )
@@ -101,7 +101,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
         path=LineagePath.OPENLINEAGE,
         dataset=rows[0].dataset,
         run_id=rows[0].run_id,
-        # Like the files of steps, not in the folder of the registered units.
+        # Not in the folder of the registered units, for the same reason.
         href=f"failures/openlineage/{dataset}/{rows[0].at:%Y-%m-%d}/{batch_id}.ndjson",
         units=len(rows),
     )
@@ -112,7 +112,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
 def failure_events(row: Any, *, dataset: str) -> tuple[Event, Event]:
     """Return START and FAIL of a row of `lineage.unpublished_failures`.
 
-    `dataset` is the public name. The event has only the error's code; the record has its message.
+    `dataset` is the public name. The event has only the error's code; the error's message is in the record.
     """
     run_id = uuid8("openlineage-failure", row.wal_id, str(row.attempt))
     reason, code = row.fields["replay_reason"], row.fields["last_error_code"]

@@ -1,12 +1,12 @@
 """OpenLineage: form of an event, and START and COMPLETE of a unit's ingest, as dicts (pure).
 
-Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid by construction, since every value
-comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes need
+Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. Events are valid by construction, because every value
+comes from a frozen envelope; the tests validate events by the official schemas. openlineage-python's own classes need
 many times the CPU, so they are used only to send an event to a backend (`delivery.py`).
 
-No times of a single unit are observed, so START has the time at which the batch's run began, and COMPLETE the time at
-which the batch's lineage was recorded. If START had the time of the announcement, the run of a backfilled volume of
-1991 would last for decades. Events are built once, when they are recorded, and never by a retry (`store.py`).
+The times of a single unit are not observed. So START has the time at which the batch's run began, and COMPLETE the time
+at which the batch's lineage was recorded. If START had the time of the announcement, the run of a backfilled volume of
+1991 would last for decades. An event is built once, when it is recorded, and not again by a retry (`store.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 JOB_NAMESPACE = "kfm-nodd"
 _PRODUCER = f"https://kfm.dev/kfm_dagster/{__version__}"
-"""URI that identifies the software; it need not resolve."""
+"""URI that identifies the software; no document needs to be there."""
 _SCHEMAS = "https://kfm.dev/schemas/"
 """Base of the `$id`s of our published JSON Schemas (docs/spec)."""
 _SPEC = "https://openlineage.io/spec/"
@@ -59,7 +59,7 @@ def ingest_job(dataset: str) -> dict[str, str]:
 
 
 def official_facet(release: str, name: str, definition: str = "", /, **members: Any) -> dict[str, Any]:
-    """Return an official facet, by its schema's file and, if the name differs, its definition."""
+    """Return an official facet by its schema's file, and by its definition if that name differs."""
     schema = f"{_SPEC}facets/{release}/{name}.json#/$defs/{definition or name}"
     return {"_producer": _PRODUCER, "_schemaURL": schema, **members}
 
@@ -80,7 +80,7 @@ def version_facet(version: str) -> dict[str, Any]:
 
 
 def statistics_of_input(**known: Any) -> dict[str, Any]:
-    """Return the input facet with the known amounts read; empty if none is known."""
+    """Return the input facet with the known amounts of data read; empty if no amount is known."""
     counts = {name: value for name, value in known.items() if value is not None}
     facet = official_facet("1-0-0", "InputStatisticsInputDatasetFacet", **counts)
     return {"inputStatistics": facet} if counts else {}
@@ -94,8 +94,8 @@ def event_lines(events: Iterable[Event]) -> bytes:
 def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]:
     """Return the START and the COMPLETE event of a unit.
 
-    Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has the facts known before the
-    ingest, and COMPLETE the results of the ingest.
+    Facets accumulate over a run's events (OpenLineage, "Run State Updates"). So START has the facts known before the
+    ingest, and COMPLETE has the results of the ingest.
     """
     job, source = ingest_job(run.dataset), data_object(unit.envelope.object_uri)
     return (
@@ -186,8 +186,8 @@ def _input_facets(unit: LineageUnit) -> dict[str, Any]:
 
 
 def _output(unit: LineageUnit) -> dict[str, Any]:
-    # The dataset is the Collection, because a dataset per Item would flood a lineage browser. The official subset facet
-    # names the part of the Collection that the run wrote.
+    # The dataset is the Collection, because a dataset for each Item would flood a lineage browser. The official subset
+    # facet names the part of the Collection that the run wrote.
     subset = official_facet(
         "1-0-0",
         "BaseSubsetDatasetFacet",

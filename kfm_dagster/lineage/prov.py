@@ -1,8 +1,9 @@
 """PROV-O: a batch of ingests as a JSON-LD document (pure).
 
 Terms are from https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
-A line has a single unit's nodes, so that documents can be built, searched and compared unit by unit; nodes that units
-share (an object, a message of several records, the agents) have the same id everywhere, and their relations add up.
+A line has the nodes of a single unit, so that documents can be built, searched and compared unit by unit. A node that
+several units share (an object, a message of several records, an agent) has the same id in each line, and the relations
+of all lines add up.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ CONTEXT: Mapping[str, Any] = {
 
 SERVICE = agent_id("kfm_dagster")
 OPERATOR = agent_id("kfm_dagster.stac_register")
-"""The operator that built the Item, on behalf of the service. The activity has the version, not the agent, so that an
-upgrade leaves attributions unchanged."""
+"""The operator that built the Item, on behalf of the service. The software's version is a property of the activity, not
+of the agent, so that an upgrade leaves attributions unchanged."""
 
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; equal batches give equal bytes."""
     masking = contract.governance.masking
-    # The masking decision that every unit of the batch refers to, under the dataset's public name.
+    # The masking decision to which every unit of the batch refers, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
     return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 
@@ -164,9 +165,9 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
-        # The Item never became current, so no activity generated it. The activity of the newer unit ended earlier, so
-        # it cannot have invalidated this Item (PROV-CONSTRAINTS, generation precedes invalidation). The current Item is
-        # another aspect of the same thing, an alternate (PROV-DM, 5.5.2).
+        # The Item never became current, so no activity generated it. The newer unit's activity ended earlier, so this
+        # activity cannot have invalidated the Item (PROV-CONSTRAINTS, generation precedes invalidation). The current
+        # Item is another aspect of the same thing, an alternate (PROV-DM, 5.5.2).
         node["kfm:superseded"] = True
         if unit.yields_to is not None:
             node["alternateOf"] = unit.yields_to
@@ -176,7 +177,7 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
     if stac.content_sha256 is not None:
         node["kfm:content_sha256"] = stac.content_sha256
     if unit.revises is not None:
-        # Also stated as a derivation, because readers do not infer it from the subproperty.
+        # Also stated as a derivation, because readers do not infer a derivation from its subproperty.
         node["wasRevisionOf"] = unit.revises
         node["wasDerivedFrom"] = [*node["wasDerivedFrom"], unit.revises]
     return node
@@ -184,7 +185,7 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
 
 def software_agent(name: str, **relations: str) -> Node:
     """Return the agent of a piece of software."""
-    # Also typed as Agent, because RDF readers do not infer it from the subclass.
+    # Also typed as Agent, because RDF readers do not infer this type from the subclass.
     return {"id": agent_id(name), "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": name, **relations}
 
 

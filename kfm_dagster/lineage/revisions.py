@@ -1,13 +1,13 @@
 """Revisions: a unit's lineage beside its earlier publications, and their withdrawal.
 
 The first publication of a unit has the empty revision, in any attempt or replay. A publication is never erased and
-never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added, named
-by the replay or the run.
-The Item's hash decides whether the Item changed, not this attempt's status. If a repair wrote the catalog and then
-died, the next attempt changes nothing, but the repair's revision must still be published.
-To withdraw a batch, a second batch is published through the same outbox (PCS-03), in the form of the first: either
-OpenLineage events of type OTHER, which add to an ended run (OpenLineage.json 2-0-2, `eventType`), or, in PROV-O, the
-invalidation of the entities that the ingest generated. Files and rows are never deleted.
+never repeated. If a repair has changed the unit's Item, or the lineage was withdrawn, a further revision is added; its
+name is the id of the replay or the run.
+The Item's hash shows whether the Item has changed; the attempt's status does not. If a repair wrote the catalog and
+then died, the next attempt changes nothing, but the repair's revision must still be published.
+To withdraw a batch, a second batch in the form of the first is published through the same outbox (PCS-03). In
+OpenLineage, its events have the type OTHER, which adds to an ended run (OpenLineage.json 2-0-2, `eventType`). In
+PROV-O, it invalidates the entities that the ingest generated. Files and rows are never deleted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from kfm_dagster.storage.database import Transaction
 class Revision:
     """A unit's publication on a path; `content_sha256` is the hash of the unit's Item.
 
-    The hash is None if no Item was registered, or if a release without revisions published the unit. `invalidated`
-    means withdrawn.
+    The hash is None if no Item was registered, or if the unit was published by a release that had no revisions yet.
+    `invalidated` means withdrawn.
     """
 
     path: LineagePath
@@ -65,7 +65,7 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # Without a replay, the run names the revision. This is the case if another release changed the Item in a retry, or
+    # Without a replay, the run names the revision. This happens if a retry by another release has changed the Item, or
     # if the run's publications were withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
@@ -101,7 +101,7 @@ def _valid(published: Sequence[Revision]) -> list[Revision]:
 
 
 def _unused(name: str, published: Sequence[Revision]) -> str:
-    """Return the name, numbered if its publication was withdrawn, because an id is never reused."""
+    """Return the name; with a number if its publication was withdrawn, because no id is reused."""
     withdrawn = {entry.revision for entry in published if entry.invalidated}
     number = 1
     revision = name
@@ -114,7 +114,7 @@ def _unused(name: str, published: Sequence[Revision]) -> str:
 def invalidate(
     batches: LineageBatches, *, run_id: str, contract: DatasetContract, reason: str, at: datetime, tx: Transaction
 ) -> int:
-    """Withdraw a run's current lineage of a dataset, once per batch; return the number of units."""
+    """Withdraw a run's current lineage of a dataset, batch by batch; return the number of units."""
     withdrawn: set[WalId] = set()
     for batch in tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all():
         batch_id = batch_id_of(orjson.dumps(["invalidation", batch.batch_id]))

@@ -1,7 +1,7 @@
 """Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
-A step is the end of an intent (`etl_steps`) of an idempotent node. Such a node is a stage of the chain, or another
-team's node. The step's parent is the run. Figures that were not measured are absent.
+Here, a step is the end of an intent (`etl_steps`) of an idempotent node: a stage of the chain, or another team's node.
+The step's parent is the run. Figures that were not measured are absent.
 Belongs here: the documents. Does not belong here: when steps are published (`noted.py`), or the lineage of
 ingest units (`openlineage.py`, `prov.py`).
 """
@@ -32,12 +32,12 @@ from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
 INPUTS_NAMED = 100
-"""A manifest of more inputs becomes a single dataset with a count, because so many would flood a lineage browser."""
+"""A manifest of more inputs becomes one dataset with a count: so many datasets would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """An end of an intent. `node` and `job` are public names; `measures`: only measured figures."""
+    """An end of an intent. `node` and `job` are public names; `measures` has measured figures."""
 
     run_id: str
     wal_id: int
@@ -53,7 +53,7 @@ class Step:
     artifact: tuple[str, str] | None
     """URI and SHA-256 of the output's file; None without a file."""
     has_output: bool
-    """Whether the content has an output, of this step or, for a skip, of the step that applied the content."""
+    """Whether the content has an output: this step's or, after a skip, the output of the step that applied it."""
     measures: Mapping[str, float | int | str]
     error: str | None
     outcome: str | None
@@ -64,7 +64,7 @@ class Step:
     @classmethod
     def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:
         """Return the step of a row of `lineage.unpublished_steps`."""
-        # A replay executes an intent long after it was written; the measured work began with the replay.
+        # A replay executes an intent long after the intent was written; the measured work began with the replay.
         began = row.ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else row.started_at
         kind, _, partition = row.node.partition("@")
         dataset, dot, rest = kind.partition(".")
@@ -112,7 +112,7 @@ class Step:
 
     @property
     def output_id(self) -> str:
-        """PROV entity of the content's output, generated once for any number of equal files."""
+        """PROV entity of the content's output; it is generated once, even if there are equal files."""
         return "urn:uuid:" + uuid8("prov-node-output", self.content_hash)
 
     @property
@@ -197,12 +197,12 @@ def step_nodes(step: Step) -> Iterator[Node]:
             "kfm:content_hash": step.content_hash,
             "wasGeneratedBy": step.activity_id,
             "wasDerivedFrom": used,
-            # A version of the dataset, from this run.
+            # The output is this run's version of the dataset.
             "specializationOf": step.dataset_entity_id,
             "wasAttributedTo": SERVICE,
         }
         if step.artifact is not None:
-            # The file is a separate entity, because the next node uses it, and contents with equal bytes share it.
+            # The file is a separate entity, because the next node uses it, and contents with equal bytes share a file.
             output["alternateOf"] = _content_id(*step.artifact)
             yield _content(*step.artifact)
         yield output
@@ -216,7 +216,7 @@ def step_agents(steps: Sequence[Step]) -> Iterator[Node]:
 
 
 def _inputs(step: Step) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each input dataset with its input facets: the known amount read."""
+    """Yield each input dataset with its input facets, which have the known amounts of data read."""
     if len(step.inputs) > INPUTS_NAMED:
         whole = {"namespace": NAMESPACE, "name": f"manifest/{step.content_hash}"}
         yield whole, statistics_of_input(fileCount=len(step.inputs), size=step.measures.get("bytes_in"))
@@ -242,7 +242,7 @@ def _outputs(step: Step) -> Iterator[dict[str, Any]]:
 
 
 def _dataset(uri: str) -> dict[str, Any]:
-    """Return a manifest entry's OpenLineage dataset; a URI without scheme is in our own storage."""
+    """Return a manifest entry's OpenLineage dataset; a URI without scheme is of our own storage."""
     if "://" in uri:
         dataset = data_object(uri)
         return {**dataset, "name": dataset["name"] or "/"}
@@ -256,7 +256,7 @@ def _parent(step: Step) -> dict[str, Any]:
 
 
 def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Return the outcome and summary of a node that keeps run-state, from the applied record."""
+    """Return outcome and summary from the applied record; None for a node without run-state."""
     if "dataset_id" not in row.payload.get("context", {}):
         return None, None
     if row.status == "FAILED":

@@ -1,8 +1,9 @@
-"""Lineage store: records each unit's lineage once per path and revision, whatever crashes.
+"""Lineage store: records each unit's lineage once per path and revision, even after crashes.
 
-One transaction per partition of a batch checks the fence. For each path it writes a row per unit, the batch, and the
-batch's bytes into the outbox, which delivers them after the commit. So a dead lineage root or backend fails no unit.
-The primary key (wal_id, path, revision) decides between workers: a batch has only units whose rows it could insert.
+A transaction for each partition of a batch checks the fence. For each path it writes a row for each unit, the batch,
+and the batch's bytes. The outbox delivers the bytes after the commit, so no unit fails because the lineage root or the
+backend is dead. The primary key (wal_id, path, revision) decides between two workers: the batch of a worker has only
+the units whose rows this worker has inserted.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
@@ -53,22 +54,23 @@ _ISSUE = {
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
 _REFUSALS = (IntegrityError, DataError, InternalError)
-"""Errors by which a database refuses a batch. A lost connection is not among them: it fails the whole stage."""
+"""Errors by which a database refuses a batch. If the connection is lost instead, the whole stage fails."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
-"""Index that may be violated, before the primary key, when two workers record one unit on PostgreSQL."""
+"""Index that PostgreSQL can find violated before the primary key, when two workers record the same unit."""
 
 MAX_ROUNDS = 12
-"""One round, and another for each lost race; 12 covers ten workers that record the same units without a fence."""
+"""Most rounds of inserts: one, and another for each lost race. 12 rounds are enough for ten workers that record the
+same units without a fence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """A path's lineage of a record, in a revision. `state`: its file is staged or published.
+    """A record's lineage on a path, in a revision. `state`: its file is staged or published.
 
     `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 
-    object_uri and record_status are those of the ledger's record; None without a record of the wal_id.
+    `object_uri` and `record_status` are of the ledger's record, and None if the ledger has no record.
     """
 
     wal_id: WalId
@@ -85,7 +87,7 @@ class Link:
 
 @dataclass(kw_only=True)
 class _Part:
-    """The units of a partition to record, and the failures and refusals of some of them."""
+    """The units of a partition to record; `failures` by path, and `refused` units."""
 
     units: Sequence[LineageUnit]
     lines: Mapping[LineagePath, dict[WalId, bytes]]
@@ -95,10 +97,10 @@ class _Part:
 
 
 class Lineage:
-    """Emits, finds and delivers lineage; threads and processes may share database and root.
+    """Emits, finds and delivers lineage; threads and processes can share database and root.
 
-    The root is a folder or `s3://bucket/prefix`; any other raises ConfigurationError. With a backend, OpenLineage
-    batches recorded from now on wait for `deliver`. `public` returns the public name of a step's dataset.
+    The root is a folder or `s3://bucket/prefix`; any other root raises ConfigurationError. With a backend, each
+    OpenLineage batch recorded from now on waits for `deliver`. `public` returns the public name of a step's dataset.
     """
 
     def __init__(
@@ -124,8 +126,8 @@ class Lineage:
         """Record the units that a path has not recorded yet, and return the result of every unit.
 
         `units` are of the contract's dataset. A unit that the fence refuses is not recorded, and its result has the
-        fence's issue; if a path cannot record a unit, the result has an issue for the path. Files are published at once
-        unless the lineage root is down. Raises the database's errors, so that the whole stage fails and is retried.
+        fence's issue. If a unit cannot be recorded on a path, its result has an issue for the path. Files are published
+        at once unless the lineage root is down. Raises the database's errors, so that the stage fails and is retried.
         """
         run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}
@@ -141,8 +143,8 @@ class Lineage:
         """Withdraw a run's lineage of the contract's dataset; return the number of units.
 
         Nothing is deleted: both paths publish the withdrawal, and `links_of` omits withdrawn lineage. Emitting a unit
-        again adds a further revision. A second call changes nothing. `reason` is for a person, at most 200 characters.
-        Raises the database's errors.
+        again adds a further revision. A second call changes nothing. `reason` is a text for people, at most 200
+        characters. Raises the database's errors.
         """
         units = invalidate(self._batches, run_id=run_id, contract=contract, reason=reason, at=self._clock(), tx=tx)
         if units:
@@ -157,15 +159,15 @@ class Lineage:
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
         """Send recorded OpenLineage events to the backend; return the number of accepted events.
 
-        Delivery is at least once, with the same bytes each time, so that a backend that knows run ids stores each event
-        once. Raises BackendUnavailableError if the backend is down; then all events stay pending.
+        Delivery is at least once, with the same bytes each time, so a backend that compares run ids stores each event
+        once. Raises BackendUnavailableError if the backend is down; then the events stay pending.
         """
         return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
 
     def flush(self) -> str | None:
         """Publish and deliver all recorded lineage; return the backend's error, or None.
 
-        Events that are not accepted wait in the outbox for the next call.
+        An event that is not accepted waits in the outbox for the next call.
         """
         self.publish_staged()
         try:
@@ -182,17 +184,17 @@ class Lineage:
         return Undelivered(files=waiting[FILES], backend=waiting[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """Return a record's OpenLineage runs and PROV activities of valid revisions, oldest first."""
+        """Return OpenLineage runs and PROV activities of a record's valid revisions, oldest first."""
         with self._database.snapshot() as tx:
             return tx.rows(Link, "lineage.links", wal_id=wal_id, lineage_id="")
 
     def find(self, lineage_id: str) -> Link | None:
-        """Return the link of an OpenLineage run id or PROV activity id, even if withdrawn."""
+        """Return the link of an OpenLineage run id or PROV activity id, even of withdrawn lineage."""
         with self._database.snapshot() as tx:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Record a partition; build the documents before the transaction that blocks other writers."""
+        """Build a partition's documents, then record it in a transaction that blocks other writers."""
         history = self._history(units)
         revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(revised, history, run, contract)
@@ -252,7 +254,7 @@ class Lineage:
         packed = orjson.dumps(rows)
         batch_id = batch_id_of(orjson.dumps([path, run.run_id]) + packed)
         inserted = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
-        ours = set(inserted)  # another worker may have recorded the other units
+        ours = set(inserted)  # another worker has recorded the other units
         if not ours:
             return
         ready = [lines[unit.wal_id] for unit in units if unit.wal_id in ours]
@@ -269,7 +271,7 @@ class Lineage:
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:
-    """Build the lines that each path has not recorded; a unit without a document fails alone."""
+    """Build the lines that each path has not recorded; if a unit's document fails, others go on."""
     part = _Part(units=units, lines={path: {} for path in LineagePath})
     producers = producer_ids(contract)
     documents: Mapping[LineagePath, Callable[[LineageUnit], bytes]] = {
@@ -288,7 +290,7 @@ def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contr
 
 
 def _partitions(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
-    """Return unique units by partition, in order of wal_id, so that two workers never deadlock."""
+    """Return distinct units by partition, in order of wal_id so that two workers never deadlock."""
     once = {unit.wal_id: unit for unit in units}
 
     def order(unit: LineageUnit) -> tuple[str, str]:

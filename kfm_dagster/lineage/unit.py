@@ -1,7 +1,7 @@
 """Lineage units: a registered ingest unit with its ids on both paths.
 
-Belongs here: names, ids and the facts of a run that both documents state. Does not belong here: the form of an
-OpenLineage event (`openlineage.py`) or a PROV-O node (`prov.py`), or their storage (`store.py`).
+Belongs here: names, ids and the facts of a run that both documents contain. Does not belong here: the form of an
+OpenLineage event (`openlineage.py`) or a PROV-O node (`prov.py`), or the storage of both (`store.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
-"""Results of stac-register after which a unit has lineage."""
+"""Results of stac_register after which a unit has lineage."""
 
 
 @unique
@@ -31,23 +31,23 @@ class LineagePath(StrEnum):
 class IngestRun:
     """The run that ingests a batch of a dataset.
 
-    Times are in RFC 3339: started_at is the time of the batch's claim, occurred_at the time of the batch's end.
+    Times are in RFC 3339: `started_at` is the time of the batch's claim, `occurred_at` the time of the batch's end.
     """
 
     run_id: str
     started_at: str
     occurred_at: str
     dataset: str = ""
-    """The dataset's public name; `Lineage.emit` sets it from the contract, so that a governed dataset stays unnamed."""
+    """The dataset's public name. `Lineage.emit` sets it from the contract, so a governed dataset stays unnamed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageUnit:
     """A registered envelope with its lineage ids, which are UUIDv8 of stable fields.
 
-    Ids of the object derive from its URI and version, ids of messages from SNS and SQS, ids of this ingest's results
-    from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and a
-    repair that changed the Item is published beside the earlier lineage. PROV has the ids as `urn:uuid:`.
+    The object's id derives from its URI and version, a message's id from its id of SNS or SQS, the id of a result of
+    this ingest from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same
+    ids, and a repair that changed the Item is published beside the earlier lineage. PROV has ids as `urn:uuid:`.
     """
 
     wal_id: WalId
@@ -75,7 +75,7 @@ class LineageUnit:
         revises: str | None = None,
         yields_to: str | None = None,
     ) -> LineageUnit:
-        """Derive all ids. Raises ValueError for an envelope that stac-register has not registered."""
+        """Derive all ids. Raises ValueError for an envelope that stac_register has not registered."""
         stac = envelope.stac
         if stac is None or stac.write_status not in REGISTERED:
             raise ValueError(f"{envelope.wal_id} has no registered STAC Item")
@@ -99,7 +99,7 @@ class LineageUnit:
 
     @property
     def masked_id(self) -> str:
-        """PROV entity of the unit's masked location, if a sensitive area masks it."""
+        """PROV entity of the unit's masked location, if a sensitive area masks the location."""
         return _urn("masked", *_ingest(self.wal_id, self.revision))
 
     @property
