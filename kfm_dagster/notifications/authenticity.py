@@ -1,8 +1,8 @@
-"""Authenticity: whether the SNS topic that a message names has sent it.
+"""Authenticity: whether a message was sent by the SNS topic that the message names.
 
 Belongs here: which messages must be signed, the verdicts on a batch, and the certificates of SNS's signers. A bounded
-request without redirects fetches a certificate, at most once per batch; a cache in memory and a folder stores valid
-chains only. Each use validates them again, because a file that another process puts into the folder is not
+request without redirects fetches a certificate, at most once per batch. A cache in memory and a folder stores only
+valid chains. Each use validates the chain again, because a file that another process puts into the folder is not
 trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
 """
 
@@ -40,14 +40,14 @@ from kfm_dagster.storage.private import private_folder
 MAX_CERTIFICATE_BYTES = 64 * 1024
 """Limit of a response; a certificate has 2 kB."""
 MAX_CHAIN = 4
-"""Limit of certificates below the authority; today there are two, SNS's own and its issuer's."""
+"""Most certificates below the authority; today there are two, SNS's own and its issuer's."""
 MAX_KEPT = 32
-"""Limit of the folder's files; a region's certificate changes about once a year."""
+"""Most files of the folder; a region's certificate changes about once a year."""
 CONNECT_SECONDS = 3.0
 
 _ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
-"""URLs of Amazon Trust Services' issuing certificates; SNS's file holds only its own certificate. Plain HTTP is the
-authority's choice (RFC 5280, 4.2.2.1), and safe, because the response is trusted only as part of a valid chain."""
+"""URLs of Amazon Trust Services' issuing certificates; SNS's file has only SNS's own certificate. Plain HTTP is the
+authority's choice (RFC 5280, 4.2.2.1). It is safe, because the response is trusted only as part of a valid chain."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 Chain = tuple[x509.Certificate, ...]
@@ -58,7 +58,7 @@ class CertificateUnavailableError(Exception):
 
 
 Fetch = Callable[[str, float], bytes]
-"""Gets the bytes at a URL by a single request within a number of seconds. Raises CertificateUnavailableError."""
+"""Gets the bytes at a URL by one request, within these seconds. Raises CertificateUnavailableError."""
 
 
 class Certificates:
@@ -70,7 +70,7 @@ class Certificates:
         self._kept: dict[str, Chain] = {}
 
     def known(self, url: str) -> Chain | None:
-        """Return a chain that this or another process validated before."""
+        """Return the chain of a URL if this or another process has validated it, or None."""
         if url not in self._kept:
             with suppress(OSError, ValueError):
                 content = self._file(url).read_bytes()
@@ -92,7 +92,7 @@ class Certificates:
         return tuple(chain)
 
     def keep(self, url: str, chain: Chain) -> None:
-        """Cache a valid chain; if the folder cannot be written, later processes fetch it again."""
+        """Cache a valid chain; if the folder cannot be written, a later process fetches it again."""
         if self._kept.get(url) == chain:
             return
         self._kept[url] = chain
@@ -166,15 +166,15 @@ def _issuer(certificate: x509.Certificate) -> str | None:
 
 PERIOD_SECONDS = 60.0
 MAX_FETCHES = 8
-"""Limit of fetches in a period. A topic has 1 certificate, 2 during a change, but forged messages can name any URL."""
+"""Most fetches in a period. A topic has 1 certificate, 2 during a change, but forged messages can name any URL."""
 FETCH_SECONDS = 10.0
-"""Limit of the time spent fetching in a period, even from slow servers, because a tick has a minute for everything."""
+"""Most time for fetches in a period, even from slow servers, because a tick has a minute for all its work."""
 
 RAW = "no SNS envelope, so it is unsigned; KFM_SNS_VERIFY=off accepts raw delivery"
 
 
 class Signatures:
-    """Verifies messages under the settings. Never raises for a message's content."""
+    """Verifies messages as the settings require. Never raises because of a message's content."""
 
     def __init__(self, settings: Settings, *, certificates: Certificates | None = None) -> None:
         self._required = settings.verifies_signatures
@@ -184,7 +184,7 @@ class Signatures:
         self._period, self._fetches, self._spent = -math.inf, 0, 0.0
 
     def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[SenderVerdict]:
-        """Return a verdict on each message, in their order; `verified` ids are not verified again."""
+        """Return a verdict on each message, in order; messages of `verified` are not verified again."""
         if not self._required:
             return [VERIFIED if message.message_id in verified else UNCHECKED for message in messages]
         pending: dict[int, SignedMessage] = {}
@@ -207,7 +207,7 @@ class Signatures:
         return verdicts
 
     def _claimed(self, message: SqsMessage) -> SignedMessage | None:
-        """Return the claimed signature; None for a body that gives no unit, signed or not."""
+        """Return the claimed signature; None for a body that gives no unit even if it is signed."""
         try:
             body: Mapping[str, Any] = json_object(message.body, "the body")
         except MessageError:
@@ -219,7 +219,7 @@ class Signatures:
         return signed(body, extra_url=self._extra_url)
 
     def _chains(self, urls: Counter[str]) -> dict[str, Chain | str]:
-        """Return each certificate, or why it is unavailable; URLs with the most messages first."""
+        """Return each URL's certificates or why there are none; URLs of most messages come first."""
         chains: dict[str, Chain | str] = {}
         for url, _ in urls.most_common():
             chain = self._certificates.known(url)
@@ -231,7 +231,7 @@ class Signatures:
         if start - self._period >= PERIOD_SECONDS:
             self._period, self._fetches, self._spent = start, 0, 0.0
         if self._fetches >= MAX_FETCHES or self._spent >= FETCH_SECONDS:
-            return "other certificates are fetched before its own"
+            return "other certificates are fetched before the certificate of this message"
         self._fetches += 1
         try:
             return self._certificates.fetch(url, within=FETCH_SECONDS - self._spent)
@@ -277,5 +277,5 @@ def _extra_authorities(settings: Settings) -> Chain:
             "KFM_SNS_TRUSTED_CA holds no certificate",
             observed=f"{settings.sns_trusted_ca}: {type(error).__name__}",
             expected="a PEM file",
-            next_step="correct it, or unset it and KFM_SNS_TRUSTED_URL",
+            next_step="correct the variable, or unset it and KFM_SNS_TRUSTED_URL",
         ) from None

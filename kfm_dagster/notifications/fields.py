@@ -21,20 +21,20 @@ MAX_BODY_BYTES = 1024 * 1024
 """Largest message that SQS carries (SQS developer guide, "Message quotas": 1 MiB, 256 KiB before August 2025)."""
 
 SHOWN_CHARACTERS = 200
-"""Limit for text of a message in a reason: long enough for any NODD key, too short for a payload."""
+"""Most characters of a message's text in a reason: enough for any NODD key, too few for a payload."""
 
 SEQUENCER = re.compile(r"[0-9A-Fa-f]{1,64}")
 """S3 user guide, "Event message structure": a hexadecimal value."""
 
 ETAG = re.compile(r"[!#-~]{1,128}")
-"""Printable ASCII without quotes (RFC 9110, 8.8.3); S3 itself uses 32 hex digits and, for multipart, `-N`."""
+"""Printable ASCII without quotes (RFC 9110, 8.8.3); S3 uses 32 hex digits, with `-N` after a multipart upload."""
 
 MAX_SIZE_BYTES = 2**63 - 1
 """Largest integer of the ledger's databases; S3's largest object is far below it."""
 
 
 class MessageError(Exception):
-    """A message, or a record in it, is invalid; message-parse turns the error into a Rejection."""
+    """A message, or a record in it, is invalid; message_parse turns the error into a Rejection."""
 
     def __init__(self, code: ParseIssue, message: str) -> None:
         self.code = code
@@ -43,7 +43,7 @@ class MessageError(Exception):
 
 def json_object(content: str, what: str) -> Mapping[str, Any]:
     """Parse a JSON object. Raises MessageError if it is too large, or deeper than 1,024 levels."""
-    # SQS's limit is in bytes. Most bodies are ASCII, where bytes and characters are the same number.
+    # SQS's limit is in bytes. Most bodies are ASCII, and so have as many bytes as characters.
     if len(content) > MAX_BODY_BYTES or (
         not content.isascii() and len(content.encode(errors="replace")) > MAX_BODY_BYTES
     ):
@@ -92,14 +92,14 @@ def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = 
         if zone is None:
             missing(f"{name} (ISO 8601 with a zone)")
         time = time.replace(tzinfo=zone)
-    # Checked before the conversion to UTC, which overflows on the calendar's first and last day.
+    # Check before the conversion to UTC, because that overflows on the calendar's first and last day.
     if not is_plausible(time):
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is not a possible time of an event")
     return time.astimezone(UTC)
 
 
 def optional_size(parent: Mapping[str, Any], name: str, *, path: str) -> int | None:
-    """Return a field that is a number of bytes, or None if it is absent. Raises MessageError."""
+    """Return a field that is a size in bytes; None if it is absent. Raises MessageError."""
     size = parent.get(name)
     # Not isinstance, because a bool is an int, too.
     if size is not None and (type(size) is not int or not 0 <= size <= MAX_SIZE_BYTES):
@@ -127,7 +127,7 @@ def shown(value: str) -> str:
 
 
 MAX_DIGITS = 3
-"""Digits of the number of a volume (0 to 999, then 0 again) or of a chunk; keys pad a chunk's number to this width."""
+"""Most digits in the number of a volume (0 to 999, then 0 again) or chunk; keys pad a chunk's number to this width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,12 +135,12 @@ class ChunkNotice:
     """A message of Unidata's feed of NEXRAD Level II chunks, which is not an S3 event.
 
     Its fields are `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`. They repeat the parts
-    of the key, so a message with the key of another chunk is refused. Numbers are JSON numbers in messages captured in
-    2026, and texts in the feed's public description; both are read. `DateTime` is the start of the volume, in UTC like
-    the key's timestamp, and has no zone. The message has no size, ETag or sequencer, and its key is not encoded.
+    of the key, so a message with the key of another chunk is refused. A number is a JSON number in messages captured in
+    2026, and a text in the feed's public description; both forms are read. `DateTime` is the start of the volume, in
+    UTC like the key's timestamp, and has no zone. The message has no size, ETag or sequencer; its key is not encoded.
 
     `site`, `volume` and `start` (UTC) identify the volume, `chunk` is the chunk's number. `kind` is S for the volume's
-    first chunk, E for its last, I for others. `layout` is the volume's, e.g. `V06`.
+    first chunk, E for its last chunk, I for each other. `layout` is the volume's format version, e.g. `V06`.
     """
 
     site: str
@@ -163,7 +163,7 @@ class ChunkNotice:
         )
 
     def check_key(self, key: str, *, version: str | None) -> None:
-        """Raise MessageError for the key of another chunk; a volume's number may have leading zeros.
+        """Raise MessageError for the key of another chunk; a volume's number can have leading zeros.
 
         `version` is the format version that the contract expects of this key, or None.
         """

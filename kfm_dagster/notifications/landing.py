@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Landing:
-    """Stores batches in the deployment's store, and neither overwrites nor deletes any."""
+    """Stores batches in the deployment's store, and never overwrites or deletes a batch."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -73,7 +73,7 @@ def _uri(digest: str) -> str:
 
 
 def _line(message: SqsMessage) -> bytes:
-    # Left out: the receipt handle, a short-lived credential, and the receive count, which belongs to a delivery.
+    # Left out: the receipt handle (a short-lived credential), and the receive count (a fact of one delivery).
     return orjson.dumps(
         {
             "body": message.body,

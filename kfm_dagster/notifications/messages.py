@@ -31,7 +31,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRules:
-    """A queue's attributes: who may send, when SQS redelivers, redrives or deletes a message.
+    """A queue's attributes: who is allowed to send, when SQS redelivers, redrives or deletes.
 
     `max_receive_count` and `dead_letter_arn` belong to the redrive policy; None without such a policy. `policy` is the
     access policy, empty if there is none.
@@ -46,7 +46,7 @@ class QueueRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendOutcome:
-    """The outcome of sending a message: SQS's id of it, or the code of the refusal."""
+    """The outcome of sending a message: the id that SQS gave it, or the code of the refusal."""
 
     message_id: str | None = None
     refusal: str | None = None
@@ -61,7 +61,7 @@ class Authenticity(StrEnum):
     INVALID = "invalid"
     """The message is unsigned, or the signature is of other content."""
     UNCHECKED = "unchecked"
-    """The settings require no signature, or the body gives no unit; message-parse states the reason."""
+    """The settings require no signature, or the body gives no unit (message_parse records the reason)."""
     UNKNOWN = "unknown"
     """The certificate cannot be fetched now; the next receive of the message tries again."""
 
@@ -86,9 +86,10 @@ MAX_MESSAGE_ID = 100
 class SqsMessage:
     """A delivery of a message.
 
-    `receipt_handle` is the short-lived right to delete this delivery, so it is not in the repr and never landed; None
-    for a message from the landing zone. `receive_count` counts deliveries from 1, 0 if unknown. `sent_at` is aware UTC.
-    Id and body are made storable, because text that is not valid Unicode could be neither landed nor hashed.
+    `receipt_handle` is the short-lived right to delete this delivery. So it is not in the repr and never landed, and
+    None for a message from the landing zone. `receive_count` counts deliveries from 1 (0: unknown). `sent_at` is in
+    UTC, with its zone. Id and body are made storable, because text that is not valid Unicode cannot be landed or
+    hashed.
     """
 
     message_id: str

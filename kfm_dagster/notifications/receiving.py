@@ -1,7 +1,7 @@
 """Receiving: the budgets of a call, and the conversion of messages.
 
-Belongs here: a call's counts, which keep its requests from bringing more than requested. Does not belong here: requests
-(`sqs.py`).
+Belongs here: the counts of a call, by which its requests never bring more than requested. Does not belong here:
+requests (`sqs.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 10
 """Messages per SQS request (SQS API reference, ReceiveMessage, SendMessageBatch and DeleteMessageBatch)."""
 
 MIN_BODY_BYTES = 16 * 1024
-"""Least size assumed for the next message, even if all messages before were smaller."""
+"""Least size to assume for the next message, even if all earlier messages were smaller."""
 
 EMPTY_RECEIVES = 3
 """Consecutive empty receives that end a call; several, because a short poll queries only a part of SQS's servers."""
@@ -35,11 +35,11 @@ MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000
-"""Limits of a part, which is landed, parsed and recorded at once. A unit takes about 10 KB until it is recorded."""
+"""Limits of a part: its messages are landed, parsed and recorded together. A unit takes 10 KB until it is recorded."""
 
 
 def announced(message: SqsMessage) -> int:
-    """Estimate a message's units without parsing. A sender can understate units, but not bytes."""
+    """Estimate a message's units without parsing. A sender can hide units, but not bytes."""
     return message.body.count("eventTime")
 
 
@@ -69,8 +69,8 @@ def in_parts(
 class ReceiveCall:
     """The messages of a receive call, and the sizes of its next requests.
 
-    A request may bring ten messages of 1 MiB. So it reserves for each message the size of the call's largest message so
-    far, at first 1 MiB.
+    A request can bring ten messages of 1 MiB. So it reserves for each message the size of the largest message that the
+    call has received; at first, 1 MiB.
     """
 
     max_messages: int
@@ -93,7 +93,7 @@ class ReceiveCall:
     def add(self, messages: Sequence[SqsMessage]) -> None:
         """Store the messages of an answer.
 
-        A standard queue may deliver a message twice at once; only the later delivery's receipt deletes it.
+        A standard queue can deliver a message twice; only the receipt of the later delivery deletes the message.
         """
         for message in messages:
             self._bytes += len(message.body)

@@ -29,7 +29,8 @@ SIGNED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "SubscriptionConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
     "UnsubscribeConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
 }
-"""Signed in this order, a line each. SNS developer guide, "Verifying the signatures of Amazon SNS messages"."""
+"""Signed fields by type, in the order of signing (SNS developer guide, "Verifying the signatures of Amazon SNS
+messages")."""
 
 _OPTIONAL = "Subject"
 _DIGESTS: Mapping[str, hashes.HashAlgorithm] = {"1": hashes.SHA1(), "2": hashes.SHA256()}  # noqa: S303, SNS's default
@@ -60,11 +61,11 @@ class SignedMessage:
 
 
 def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return URL and allowed names of a message's claimed certificate, by its topic's region.
+    """Return URL and allowed names of a message's claimed certificate, by the topic's region.
 
-    The URL must be on AWS's host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
-    exactly: no other scheme, port, user, path or query. The names are those that AWS uses (aws-sdk-java-v2,
-    sns-message-manager): of the service, of the region, and further names for opt-in regions, China and GovCloud.
+    The URL must be on AWS's host of this region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
+    without another scheme, port, user, path or query. AWS uses these names (aws-sdk-java-v2, sns-message-manager): the
+    service's, the region's, and further names for opt-in regions, China and GovCloud.
     """
     topic = _TOPIC.fullmatch(_text(message, "TopicArn"))
     if topic is None:
@@ -90,7 +91,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
         value = message.get(name)
         if not isinstance(value, str):
             raise SignatureError(f"{name} is missing or of a wrong type")
-        # With line breaks, a signed text could be split into other fields; only the message itself may have them.
+        # By line breaks, a signed text could be split into other fields. Only the message itself can have line breaks.
         if name != "Message" and ("\n" in value or "\r" in value):
             raise SignatureError(f"{name} holds a line break")
         lines += [name, value]
@@ -115,9 +116,9 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
 
 
 def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
-    """Check the chain to an anchor at the message's time, and the signature by its leaf.
+    """Check the chain to an anchor at the message's time, and the signature by the chain's leaf.
 
-    The message's time is signed, and counts instead of the present, so late or repeated messages stay valid. Raises
+    The message's own time is used, because it is signed; so late and repeated messages stay valid. Raises
     SignatureError.
     """
     leaf = chain[0]

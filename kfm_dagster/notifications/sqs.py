@@ -1,7 +1,7 @@
 """An SQS queue: parallel receive, peek, send, delete, postpone, depth and rules.
 
 Belongs here: the protocol of SQS, and its failures as our errors. Does not belong here: the meaning of messages, and
-when a message may be deleted (the ledger decides that).
+the decision that a message can be deleted (`ledger/`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MAX_SEND_BYTES = 256 * 1024
 """Total size of the bodies per SendMessageBatch: SQS's limit until 2025, and still some endpoints' limit."""
 
 LOOK_MARGIN_SECONDS = 30
-"""`look` hides messages for its longest duration and this margin, so that it receives none twice."""
+"""`look` hides messages for its longest duration and this margin, so that it receives no message twice."""
 
 FIRST_WAIT_SECONDS = 1
 """Wait of a call's first request; with any wait, SQS queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""11 hours: SQS's 12 hours since the receive (API reference, ChangeMessageVisibility), less one for a run."""
+"""11 hours: SQS allows 12 hours since the receive (API reference, ChangeMessageVisibility); one is left for a run."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
@@ -52,7 +52,7 @@ def connect(settings: Settings, *, name: str | None = None, client: SQSClient | 
     tick ends even if the endpoint does not answer.
     """
     if client is None:
-        # Importing boto3 takes 0.8 CPU-seconds, which commands without a queue save.
+        # Imported here, because the import takes 0.8 CPU seconds, and not every command needs a queue.
         import boto3  # noqa: PLC0415
 
         session = boto3.session.Session()
@@ -111,16 +111,16 @@ class Queue:
         max_units: int | None = None,
         wait_seconds: int = FIRST_WAIT_SECONDS,
     ) -> list[SqsMessage]:
-        """Receive up to `max_messages`, each once, until the queue looks empty or a budget ends.
+        """Receive at most `max_messages` messages, until the queue seems empty or a budget ends.
 
-        The first request waits for a message, so it queries all of SQS's servers. If it returns none, the call ends.
-        The wait is shorter than the client's read timeout, and the budget in seconds begins after the wait.
+        The first request waits for a message, so it queries all of SQS's servers. If it returns no message, the call
+        ends. The wait is shorter than the client's read timeout, and the budget in seconds begins after the wait.
 
-        Budgets: seconds, bytes of all bodies, announced units. Running requests may exceed them; at least one request
-        is made.
+        Budgets: seconds, bytes of all bodies, announced units. Requests under way can exceed a budget; at least one
+        request is made.
 
-        Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. An error after the first
-        messages ends the call and returns these, because they are in flight, and only their receiver can delete them.
+        Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. After an error, the call
+        returns the messages received before, because these are in flight, and only their receiver can delete them.
         """
         url, workers = self.url, threads or self._threads
         hidden: dict[str, int] = (
@@ -161,9 +161,9 @@ class Queue:
         return list(call.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
-        """Receive up to `max_messages`, make them visible again; their receive counts rise by 1.
+        """Receive messages and make them visible again; each message's receive count rises by 1.
 
-        Each receipt still deletes its message until the message is received again.
+        A receipt can still delete its message until the message is received again.
         """
         hidden = int(budget_seconds) + LOOK_MARGIN_SECONDS
         messages = self.receive(max_messages, budget_seconds=budget_seconds, visibility_seconds=hidden)
@@ -171,13 +171,13 @@ class Queue:
         return messages
 
     def give_back(self, messages: Sequence[SqsMessage]) -> None:
-        """Make received messages visible again; after a refusal, a message reappears at its timeout."""
+        """Make received messages visible again; if refused, a message reappears at its timeout."""
         self.change_visibility([(message.receipt_handle or "", 0) for message in messages])
 
     def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
         """Send messages and return the outcome of each, in their order.
 
-        A message whose request got no answer counts as refused, although it may be on the queue.
+        A message whose request got no answer counts as refused, although it is possibly on the queue.
         """
         url = self.url
 
@@ -200,7 +200,7 @@ class Queue:
             return [outcome for done in pool.map(send_batch, sendable) for outcome in done]
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
-        """Delete deliveries and return the receipts that failed; their messages will come again."""
+        """Delete deliveries; return the receipts that failed, whose messages will come again."""
         url = self.url
 
         def delete_batch(batch: Sequence[str]) -> list[str]:
@@ -231,7 +231,7 @@ class Queue:
         return self._in_batches(changes, change_batch)
 
     def depth(self) -> QueueDepth:
-        """Return the number of messages, as SQS approximates it."""
+        """Return the numbers of messages, as SQS approximates them."""
         attributes = self._attributes(
             "ApproximateNumberOfMessages",
             "ApproximateNumberOfMessagesNotVisible",
