@@ -5,8 +5,8 @@
     pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
 
 The assumption leaves out memory, idle machines and cooling. codecarbon, an extra, reads RAPL counters if permitted;
-otherwise, it multiplies the processor's rated power by the load. For carbon, it ships tables with the yearly mix of
-each grid. The first measurement in a process takes some seconds (codecarbon detects the hardware), each later
+otherwise, it multiplies the processor's rated power by the load. Its tables with the yearly mix of each grid give the
+carbon. The first measurement in a process takes some seconds, because codecarbon detects the hardware, and each later
 measurement about 10 ms. Does not belong here: the calls that measure (`idempotent_node/steps.py`).
 """
 
@@ -46,13 +46,13 @@ _WATT_SECONDS_PER_KWH = 3_600_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergyAssumption:
-    """Assumption without a meter: watts of a busy core, grams of CO2e per kWh of the grid."""
+    """Assumption, if there is no meter: watts of a busy core, grams of CO2e per kWh of the grid."""
 
     watts_per_core: float = WATTS_PER_CORE
     gco2e_per_kwh: float = GCO2E_PER_KWH
 
     def of(self, cpu_seconds: float) -> Energy:
-        """Return the energy of CPU seconds; its method names the assumption and its sources."""
+        """Return the energy of CPU seconds; `method` names the assumption and its sources."""
         kwh = cpu_seconds * self.watts_per_core / _WATT_SECONDS_PER_KWH
         return Energy(kwh=kwh, gco2e=kwh * self.gco2e_per_kwh, method=str(self))
 
@@ -63,7 +63,7 @@ class EnergyAssumption:
 
 
 class CodecarbonMeter:
-    """Measures with a codecarbon tracker per process, created on first use."""
+    """Measures with codecarbon: one tracker for each process, created on first use."""
 
     def __init__(self, *, country: str, region: str | None) -> None:
         self._country = country
@@ -73,18 +73,18 @@ class CodecarbonMeter:
         self._tracker: Any = None
 
     def prepare(self) -> None:
-        """Detect the hardware, which is slow the first time; safe to repeat."""
+        """Detect the hardware, which is slow the first time; a repetition does no harm."""
         if self._tracker is None and (end := self.begin()) is not None:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin a measurement; return the function that ends it, or None while another runs."""
+        """Begin a measurement; return the function that ends it, or None if another one runs."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
             self._opened().start_task()
         except Exception as error:
-            # The lock is not released, so that a tracker that failed once is not used again. The work continues.
+            # Do not release the lock, so that a tracker that failed once is not used again. The work continues.
             _LOG.warning("codecarbon does not measure here; energy is not recorded: %s", error_text(error))
             return None
         return self._end
@@ -107,7 +107,7 @@ class CodecarbonMeter:
                 country_iso_code=self._country,
                 region=self._region,
                 tracking_mode="process",
-                # Concurrent runs each measure themselves.
+                # Concurrent runs each have their own tracker.
                 allow_multiple_runs=True,
                 output_methods=[],
                 log_level="error",
@@ -118,20 +118,20 @@ class CodecarbonMeter:
 def open_energy_meter(grid: str) -> CodecarbonMeter | None:
     """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; None for "".
 
-    Raises ConfigurationError if codecarbon is not installed, or has no figures for the grid; codecarbon itself would
-    use the world's figures.
+    Raises ConfigurationError if codecarbon is not installed, or has no figures for the grid; for such a grid,
+    codecarbon itself would use the world's figures.
     """
     if not grid:
         return None
     if find_spec(_DISTRIBUTION) is None:
         raise ConfigurationError(
-            "KFM_ENERGY_GRID asks for energy, and codecarbon is not installed",
+            "KFM_ENERGY_GRID is set, but codecarbon is not installed",
             observed=repr(grid),
             next_step="pip install 'kfm-dagster[energy]', or unset KFM_ENERGY_GRID",
         )
     if not _has_figures(grid):
         raise ConfigurationError(
-            "KFM_ENERGY_GRID names no grid that codecarbon has figures of",
+            "codecarbon has no figures for the grid of KFM_ENERGY_GRID",
             observed=repr(grid),
             expected="an ISO 3166-1 alpha-3 code, such as DEU, or a state, such as USA/virginia",
             next_step="correct or unset KFM_ENERGY_GRID",

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepVolume:
-    """Data through a step; None if not counted. Rows are the node's objects: units, windows."""
+    """Data through a step; None if not counted. A row is an object of the node (unit, window)."""
 
     rows_in: int | None = None
     rows_out: int | None = None
@@ -22,7 +22,7 @@ class StepVolume:
     bytes_out: int | None = None
 
     def with_declared(self, payload: Mapping[str, Any]) -> StepVolume:
-        """Return the volume with the input manifest's sizes, unless bytes_in was counted."""
+        """Return the volume; if `bytes_in` was not counted, sum the sizes of the input manifest."""
         sizes = [entry.get("size") for entry in payload["inputs"]]
         if self.bytes_in is not None or not sizes or None in sizes:
             return self
@@ -42,7 +42,7 @@ class Spent:
 
 
 def inputs_of(row: Any) -> list[Mapping[str, Any]]:
-    """Return the inputs of an intent's row: its manifest, and its claimed units."""
+    """Return the inputs of an intent's row: the entries of its manifest, and its claimed units."""
     entries = [*row.payload["inputs"], *([row.claimed] if row.claimed else [])]
     return list({entry["uri"]: entry for entry in entries}.values())
 

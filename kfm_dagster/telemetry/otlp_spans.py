@@ -28,9 +28,9 @@ def service() -> Resource:
 
 
 class AttemptProvider(TracerProvider):
-    """The SDK's provider; the roots of attempts have their ids from `traces.attempt_ids`.
+    """The SDK's provider; the root span of an attempt has the ids of `traces.attempt_ids`.
 
-    OpenTelemetry's variables set everything else: endpoint, headers, certificate, sampler, resource, limits.
+    OpenTelemetry's variables set all other options: endpoint, headers, certificate, sampler, resource, limits.
     """
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
@@ -51,7 +51,7 @@ class _RootIds(RandomIdGenerator):
 
 
 class _ProcessExporter(SpanExporter):
-    """An exporter per process, because runs are forked and processes cannot share a connection."""
+    """One exporter for each process, because forked runs cannot share a connection."""
 
     def __init__(self) -> None:
         self._pid, self._exporter = os.getpid(), OTLPSpanExporter()

@@ -2,7 +2,8 @@
 
 A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code). Labels
 are from our own vocabularies, so that their number is bounded. A histogram is stored as the number of observations in
-each class, labelled by the class's upper bound, and the sum of observations. Only record moves are counted elsewhere.
+each class, labelled by the class's upper bound, and the sum of observations. Only transitions of records are counted
+elsewhere.
 Belongs here: the totals, their names and labels, writing and reading them. Does not belong here: the calls that count
 (each in its room), or Prometheus' form (`exports/metrics.py`).
 """
@@ -23,7 +24,7 @@ from kfm_dagster.storage.database import Transaction
 
 @unique
 class RecordUse(StrEnum):
-    """The use of a message's record; rejected records are PARSE_FAILURES."""
+    """The use of a message's record; PARSE_FAILURES counts the rejected records."""
 
     PARSED = "parsed"
     IGNORED = "ignored"
@@ -45,9 +46,9 @@ _CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
 class Total(StrEnum):
     """A metric that is added up: its name for Prometheus, its description, its labels.
 
-    Every dataset has the `known` values of the metric's own label from the beginning, as 0, because Prometheus sees no
-    rise in a series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in
-    seconds.
+    Every dataset has a series, from the beginning with the value 0, for each `known` value of the metric's own label:
+    Prometheus sees no rise in a series that first appears with another value. A histogram has `bounds`, the upper
+    bounds of its classes, in seconds.
     """
 
     documentation: str
@@ -63,7 +64,7 @@ class Total(StrEnum):
         known: Iterable[str] = ("",),
         bounds: tuple[float, ...] = (),
     ) -> Self:
-        """Return a member whose value is its name for Prometheus."""
+        """Return a member whose value is the metric's name for Prometheus."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.documentation, member.labels, member.bounds = documentation, labels, bounds
@@ -121,7 +122,7 @@ class Total(StrEnum):
         "nodd_sns_ingest_latency_seconds",
         "Time from the event of a live object to the end of the attempt that made its Item.",
         ("dataset", "env"), (),
-        # 300 s is the service level of ingesting a message, 90 s that of its wait.
+        # 300 s is the service level of ingesting a message, 90 s the service level of its wait.
         (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
     )  # fmt: skip
     DEAD_LETTERS = (
@@ -147,7 +148,7 @@ class Total(StrEnum):
 
     @property
     def label(self) -> str:
-        """Its own label; "" for none."""
+        """The metric's own label, besides subject and deployment; "" if it has no such label."""
         return next((name for name in self.labels if name not in _SUBJECTS | _DEPLOYMENT), "")
 
 
@@ -169,7 +170,7 @@ class Totals:
         self.add(total, subject, SUM, seconds)
 
     def write(self, tx: Transaction) -> None:
-        """Write the amounts, which count once the transaction is committed."""
+        """Write the amounts; these count once the transaction is committed."""
         rows = [
             {"metric": total, "subject": subject, "label": label, "amount": amount}
             for (total, subject, label), amount in sorted(self._amounts.items())
@@ -194,7 +195,7 @@ def bound_label(bound: float) -> str:
 def kept_totals(tx: Transaction) -> dict[tuple[Total, str, str], float]:
     """Return every total that is not 0 by subject and label, since the database's first day.
 
-    Totals under names of other releases are left out.
+    A total whose name only another release knows is left out.
     """
     known = {str(total): total for total in Total}
     rows = tx.run("totals.read")

@@ -1,8 +1,8 @@
-"""Traces: a trace per attempt of a unit, with a span per operator (TEL-02, WAL-13).
+"""Traces: a trace for each attempt of a unit, a span for each operator (TEL-02, WAL-13).
 
-The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
-attempt adds to the same trace. The root is written last, once the ledger has committed the attempt's end. The trace of
-an attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
+The ids of a trace and of its root span derive from the unit and its attempt, so that every process that works on the
+attempt adds to the same trace. The root is written last, once the ledger has committed the attempt's end. If the worker
+of an attempt died, the trace has the spans that the worker exported, and the root that the recovery wrote.
 Belongs here: names, ids, attributes and errors of all spans, which cost nothing until an SDK is configured; whether
 OpenTelemetry's environment variables enable export; flushing spans. Does not belong here: the SDK's parts
 (`otlp_spans.py`), which are imported only once an endpoint is set.
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MILLISECONDS = 5_000
-"""Timeout of the flush at the end of a batch, outside any lock; later spans stay in the queue."""
+"""Timeout of the flush at the end of a batch, outside any lock; spans not sent by then stay in the queue."""
 ROOT = "ingest"
 RECEIVE = "sqs_receive"
 
@@ -47,14 +47,14 @@ Attributes = dict[str, str | int]
 
 
 _SAMPLERS: list[Callable[[int], bool]] = []
-"""The sampler, if the provider takes root ids from this module. Empty with another provider: all traces are sampled."""
+"""The sampler if the provider takes root ids from this module. Empty for another provider: all traces are sampled."""
 
 
 @contextmanager
 def span(name: str, attributes: Mapping[str, str | int | bool]) -> Iterator[Span]:
     """Open a span; an exception marks it as an error, by its type only, and is raised again."""
     with _tracer().start_as_current_span(
-        # An error's text may quote addresses and messages.
+        # An error's text can quote addresses and messages.
         name,
         attributes=dict(attributes),
         record_exception=False,
@@ -74,7 +74,7 @@ def mark_error(span: Span, code: str) -> None:
 
 
 def root_ids() -> SpanContext | None:
-    """Return the ids of a starting root, for the provider's id generator; None for other spans."""
+    """Return the ids of a root span that begins, for the provider's id generator, or None."""
     return _ROOT_IDS.get()
 
 
@@ -91,7 +91,7 @@ def is_tracing() -> bool:
 
 @lru_cache(maxsize=KNOWN_ATTEMPTS)
 def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
-    """Return the ids of an attempt's trace and root, by SHA-256, so equal in every process."""
+    """Return the ids of an attempt's trace and root, by SHA-256: the same in every process."""
     digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
     trace_id = int.from_bytes(digest[:16])
     sampled = all(decides(trace_id) for decides in _SAMPLERS)
@@ -133,8 +133,8 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
 def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -> Iterator[list[Envelope]]:
     """Write a span of the body's duration for each unit of the batch that the body processes.
 
-    The body adds the resulting units to the list. An exception of the body is the error of the missing units, and is
-    raised again.
+    The body adds the resulting units to the list. If the body raises, the exception is the error of the units that are
+    missing in the list, and is raised again.
     """
     results: list[Envelope] = []
     began, error = time.time_ns(), None
@@ -195,7 +195,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     try:
         opened = _tracer().start_span(
             _PREFIX + ROOT,
-            # Another provider generates its own ids; the root is then a further span of the trace.
+            # Another provider generates its own ids. Then this span is not the root, but a further span of the trace.
             context=Context() if _SAMPLERS else _under(ids),
             start_time=_nanoseconds(row.last_attempt_at),
             attributes=attributes,
@@ -208,7 +208,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
-    """Write a span into the unit's first trace: the landing and recording of its message."""
+    """Write the span of landing and recording a unit's message into the unit's first trace."""
     ids = attempt_ids(unit.wal_id, 1)
     if not ids.trace_flags.sampled:
         return
@@ -251,7 +251,7 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
 
 
 def _mark(opened: Span, unit: Envelope) -> None:
-    """Mark a span with the unit's issues; the unit had no failure before."""
+    """Mark a span with the unit's issues; the unit had not failed before the span."""
     if (failure := unit.failure) is not None:
         mark_error(opened, failure.code)
     for issue in unit.issues:
@@ -273,10 +273,10 @@ def _nanoseconds(at: datetime) -> int:
 
 
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
-    """Return whether OTLP of a signal ("traces", "metrics") is configured and installed.
+    """Return whether OTLP export of a signal ("traces", "metrics") is configured and installed.
 
-    OpenTelemetry's variables apply: an endpoint of all signals or of this signal, `OTEL_SDK_DISABLED`, and
-    `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
+    OpenTelemetry's variables apply: an endpoint for all signals or for this signal, `OTEL_SDK_DISABLED`, and
+    `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, and for a missing exporter.
     """
     prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
     if not (environment.get(f"{prefix}ENDPOINT") or environment.get(ENDPOINT)):
@@ -307,7 +307,7 @@ def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def flush_traces() -> None:
-    """Flush pending spans, within 5 s, because a run's process may end abruptly."""
+    """Flush pending spans, within 5 s, because a run's process can end abruptly."""
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if flush is not None:
         flush(_FLUSH_MILLISECONDS)

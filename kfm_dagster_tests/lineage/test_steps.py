@@ -340,7 +340,7 @@ def test_a_grid_without_figures_is_refused_before_anything_is_created(
         with pytest.raises(ConfigurationError) as refusal:
             Pipeline.open(Settings.load())
         assert str(refusal.value) == (
-            f"KFM_ENERGY_GRID names no grid that codecarbon has figures of; observed {grid!r}; "
+            f"codecarbon has no figures for the grid of KFM_ENERGY_GRID; observed {grid!r}; "
             "expected an ISO 3166-1 alpha-3 code, such as DEU, or a state, such as USA/virginia; "
             "next: correct or unset KFM_ENERGY_GRID"
         )

@@ -1,7 +1,7 @@
 """KPIs of the clock by source, from readings: delta_t_abs and sigma_y(tau) (pure; PCS-17).
 
-allantools is not used, because it needs SciPy and matplotlib, and computes sigma_y of evenly spaced data only, while
-runs are not evenly spaced. Does not belong here: reading the log, or presentation.
+allantools is not used: it needs SciPy and matplotlib, and computes sigma_y only of evenly spaced data, but runs are not
+evenly spaced. Does not belong here: reading the log, or presentation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockQuality:
-    """The quality of a source: its last reading with an offset, stability by averaging time."""
+    """The quality of a source: its last reading with an offset, its stability by averaging time."""
 
     source: str
     readings: int
@@ -45,7 +45,7 @@ class ClockQuality:
 
 
 def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = TAUS) -> tuple[ClockQuality, ...]:
-    """Summarise a clock's readings by source, alphabetically, except sources without offsets.
+    """Summarise a clock's readings by source, alphabetically; leave out sources without offsets.
 
     Sources are not mixed, because each has its own error, and a change of source would look like an error of the clock.
     """
@@ -71,8 +71,8 @@ def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = 
 def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: float) -> Stability:
     """Return the overlapping Allan deviation of a clock's time error.
 
-    `at` is the time of the reading and `error` the clock's lead, both of shape (n,), in seconds and in any order;
-    of several readings at the same time the first counts. `tau` is in seconds.
+    `at` has the times of the readings and `error` the clock's lead, both of shape (n,), in seconds and in any order.
+    Of several readings at the same time, the first counts. `tau` is in seconds.
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
     (IEEE Std 1139). Pairs overlap, because one begins at every reading: with evenly spaced data, this is eq. 11 of
@@ -100,8 +100,8 @@ def _nearest(
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the index of the reading nearest to each time, and whether it is near enough.
 
-    Times after the last reading never count, however near. Otherwise, evenly spaced data would have more terms than
-    the published estimator.
+    A time after the last reading never counts, even if it is near. Otherwise, evenly spaced data would give more terms
+    than the published estimator has.
     """
     after = np.clip(np.searchsorted(at, times), 0, at.size - 1)
     before = np.maximum(after - 1, 0)

@@ -41,7 +41,7 @@ class ClockReading:
     """The reading of a source at a time; `at` is by the clock under test.
 
     Offset and uncertainty are in seconds, both known or both None; the true offset is within offset +- uncertainty.
-    `state` is as reported by the source, before any rule.
+    `state` is the state that the source reports, before any rule.
     """
 
     at: datetime
@@ -52,14 +52,14 @@ class ClockReading:
 
     @property
     def delta_t_abs(self) -> float | None:
-        """Absolute time error in seconds (the card's KPI); None where no offset is known."""
+        """Absolute time error in seconds (the card's KPI); None if no offset is known."""
         return None if self.offset_seconds is None else abs(self.offset_seconds)
 
 
 def clock_id() -> str:
-    """Return the id of this kernel's clock since boot; `unknown` where the kernel has none.
+    """Return the id of this kernel's clock since boot; `unknown` if the kernel has no such id.
 
-    Containers of a machine share its clock and this id. Workers on other machines have other clocks, and must not use
+    Containers of a machine share its clock and this id. A worker on another machine has another clock, and must not use
     this clock's readings. The id is random and reveals nothing about the machine.
     """
     try:
@@ -88,17 +88,17 @@ class ClockLog:
 
 
 class ClockRule(Strict):
-    """The condition for writing: calibration within tau_calib, and an error within max_offset."""
+    """The condition for writing: a calibration within tau_calib, an error within max_offset."""
 
     tau_calib: Duration
     max_offset: Duration
-    """Largest error, the uncertainty included; an HTTP Date alone has an uncertainty of at least half a second."""
+    """Largest error, including the uncertainty. An HTTP Date has an uncertainty of at least half a second."""
     unlocked: Literal["reject", "restrict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockDecision:
-    """Whether the clock allows writing, the deciding reading, and the reason."""
+    """Whether the clock allows writing, with the reading that decides this, and the reason."""
 
     state: ClockState
     reason: str
@@ -107,7 +107,7 @@ class ClockDecision:
 
     @property
     def locked(self) -> bool:
-        """Whether stages may write."""
+        """Whether stages are allowed to write."""
         return self.state is ClockState.LOCKED
 
     @property
@@ -119,12 +119,13 @@ class ClockDecision:
 def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datetime) -> ClockDecision:
     """Judge the clock at a stage's start by its readings, in the order of measurement.
 
-    A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
-    whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
-    another service may keep. Two readings count, if they are within `tau_calib` of the start: the kernel's latest
-    deciding reading, and the latest of any server. Either can refute the clock, and one calibration suffices.
+    A reading calibrates the clock if its whole uncertainty interval is within `max_offset`, and refutes the clock if
+    the whole interval is outside. Any other reading decides nothing, and nor does an unsynchronised kernel, because
+    perhaps another service keeps its clock. Two readings count, if they are within `tau_calib` of the start: the latest
+    deciding reading of the kernel, and that of the servers. Each can refute the clock; one calibration suffices.
 
-    The order of measurement counts, not `at`: once a clock that was ahead is corrected, its readings are in the future.
+    The latest reading is the last in `readings`, not by `at`: when a clock that was ahead is corrected, its earlier
+    readings are in the future.
     """
     fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rule.tau_calib]
     latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rule)}

@@ -1,8 +1,8 @@
 """Sources of clock readings: the kernel, and the Date of the answer to a HEAD request.
 
 A time service (chrony, ntpd, systemd-timesyncd) sets the kernel's state. adjtimex(2) with `modes = 0` reads this state,
-changes nothing and needs no privilege. Where the call is missing, or a sandbox refuses it, the state is unknown. A
-server that does not answer, or answers from a cache, gives no reading. Belongs here: requests, the meaning of answers.
+changes nothing and needs no privilege. If the call is missing, or a sandbox refuses it, the state is unknown. A server
+that does not answer, or answers from a cache, gives no reading. Belongs here: requests, the meaning of answers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TIME_ERROR = 5
 STA_UNSYNC = 0x0040
 """Status bit: not synchronised. The kernel sets it by itself once the maximum error reaches 16 s."""
 STA_NANO = 0x2000
-"""Status bit: the offset is in nanoseconds, else in microseconds. Errors are always in microseconds."""
+"""Status bit: the offset is in nanoseconds; without it, in microseconds. Errors are always in microseconds."""
 
 
 class NtpState(ctypes.Structure):
-    """The read part of `struct timex` (<sys/timex.h>), with room for the kernel's other fields."""
+    """The fields of `struct timex` (<sys/timex.h>) that are read, and room for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -44,7 +44,7 @@ class NtpState(ctypes.Structure):
 
 
 def adjtimex() -> tuple[int, NtpState] | None:
-    """Return the kernel's answer and state; None where the call is missing or refused."""
+    """Return the kernel's answer and state; None if the call is missing or refused."""
     if not sys.platform.startswith("linux"):
         return None
     state = NtpState()
@@ -79,9 +79,9 @@ def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None]
 _LOG = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 3.0
-"""Timeout of connecting, and of answering; a later Date would be too uncertain."""
+"""Timeout of connecting, and of answering. After a longer wait, the Date would be too uncertain."""
 DATE_RESOLUTION_SECONDS = 1.0
-"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers truncate the fraction."""
+"""An HTTP Date has whole seconds (RFC 9110, 5.6.7), because servers truncate the fraction."""
 
 
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
@@ -111,7 +111,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
         raise ValueError("the clock was set back while an answer was on its way")
     try:
         time = parsedate_to_datetime(date or "")
-        # HTTP dates are in UTC; the parser does not recognise the zone in two of their three forms.
+        # HTTP dates are in UTC; in two of the three forms of a date, the parser does not recognise the zone.
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         raise ValueError("the answer has no HTTP date (RFC 9110, 5.6.7)") from None
@@ -127,7 +127,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
 
 
 def _head(url: str, *, seconds: float) -> Any:
-    # No handler for errors and redirects, so that every status is an answer, and none for files and FTP.
+    # No handler for errors and redirects, so that every status is an answer, and no handler for files and FTP.
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
@@ -142,15 +142,15 @@ def _head(url: str, *, seconds: float) -> Any:
 
 
 MOST_REQUESTS = 5
-"""Most requests per measurement. An answer during which the server's second changes decides nothing; if answers take
-0.3 s, this happens to three in ten answers, and to all of five answers in 0.2 % of measurements."""
+"""Most requests of a measurement. If the server's second changes during an answer, the answer decides nothing. If
+answers take 0.3 s, this happens to three in ten answers, and in 0.2 % of measurements to all five answers."""
 
 
 def measure(rule: ClockRule, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
     """Return current readings, the kernel's first, in the order of their evaluation.
 
-    `endpoint` gets further requests while its answer decides nothing by the rule. Never raises for a lost network:
-    the kernel's reading remains.
+    `endpoint` gets further requests while its answer decides nothing by the rule. Without network, the kernel's reading
+    remains, and nothing is raised.
     """
     readings = [kernel_clock(clock())]
     for _ in range(0 if endpoint is None else MOST_REQUESTS):
