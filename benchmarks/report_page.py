@@ -17,52 +17,52 @@ SUMMARY_LATENCY_MS = 50
 
 HEAD = """# Performance
 
-`make bench` writes this page and measures every row on its machine. Product, queue and store share the cores of one
-computer. {machine}
+`make bench` measures every row on the machine where it runs, and writes this page. Product, queue and store share the
+cores of one computer. {machine}
 
-The deployment under test is a user's: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
-an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates are
-from the first record to the last settlement. CPU includes every process of the deployment from its start on, and
-PostgreSQL; CPU of the queue and of the store is listed separately. The fewer the units, the larger the share of the
-start.
+The measured deployment is that of a user: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts
+them, with an SQS queue (fauxqs), and a store that answers each request after a given time
+(`benchmarks/store_server.py`). A rate covers the time from the first record to the last settlement. CPU includes every
+process of the deployment from its start on, and PostgreSQL; CPU of the queue and of the store is listed separately.
+With fewer units the start has a larger share of the CPU.
 
 Objects are sparse files of real size, so that sizes, offsets and range requests are real. Two parts are smaller than in
-reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's first and
-last records have a few KB instead of up to 270, so that a real volume may cost two more requests.
+reality. HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short. A volume's first and last
+records have a few KB instead of at most 270, so a real volume may cost two more requests.
 """
 
 SUMMARY = """
 ## In short
 
-The measured cores are shared by the deployment, its queue and its store. An object is one file of NODD: a model field's
-file, a satellite scan, a radar volume.
+The deployment, its queue and its store share the measured cores. An object is one file of NODD: a file of model fields,
+a satellite scan, a radar volume.
 """
 
 STORE = """
 ## A store that takes its time
 
 Objects are read from the store, or from a folder in its place; database (SQLite), artifacts, catalog and lineage are on
-the disk. The floor is a plain loop in one process per core, each with as many parallel reads as a run
-(`KFM_READ_CONCURRENCY`), without ledger, retries, gates, checked lineage or any other guarantee
-(`benchmarks/floor.py`). Over a store the event loop does the same without threads (`benchmarks/async_floor.py`). Their
-processes have loaded everything when their time begins; the product's time includes the start of its first run, some
+the disk. The floor is a plain loop in one process per core (`benchmarks/floor.py`). Each process has as many parallel
+reads as a run (`KFM_READ_CONCURRENCY`), but no ledger, retries, gates, checked lineage or any other guarantee. The
+event loop does the same over a store, without threads (`benchmarks/async_floor.py`). The time of floor and event loop
+begins when their processes have loaded everything; the product's time includes the start of its first run, some
 seconds.
 """
 
 REMOTE = """
 ## Everything far
 
-The store answers after 50 ms, the queue after 20 ms; artifacts, catalog and lineage are in the store, too. With
-PostgreSQL, Dagster's own storage is in PostgreSQL as well. DBOS runs the same five steps as durable workflows, one for
-each message (`benchmarks/dbos_chain.py`), with the processes and parallel reads of the floor: each step's output is
-stored before the next begins, but without gates, ledger, or a catalog beyond the Items.
+The store answers after 50 ms, the queue after 20 ms; artifacts, catalog and lineage are in the store, too. In the row
+of PostgreSQL, Dagster's own storage is in PostgreSQL, too. DBOS runs the same five steps as a durable workflow for each
+message (`benchmarks/dbos_chain.py`), with as many processes and parallel reads as the floor. It stores each step's
+output before the next step begins, but has no gates, no ledger, and as catalog only the Items.
 """
 
 GROWTH = """
 ## Growth
 
-A backlog of increasing numbers of small objects: the share of the start shrinks, and nothing else may grow. `records`
-is the number of succeeded records in the ledger before the backlog.
+Backlogs of increasing numbers of small objects: with more units the start has a smaller share of the CPU, and no other
+cost per unit may grow. `records` is the number of succeeded records in the ledger before the backlog.
 """
 
 INTAKE = """
@@ -74,37 +74,39 @@ One process receives, lands, parses and records; a call of the queue takes 20 ms
 PRESSURE = """
 ## While a backup holds a snapshot
 
-A backup or a forgotten session holds a snapshot for five minutes, and PostgreSQL removes no dead rows meanwhile. Only
-the ledger's calls are timed, in one dataset and day: batches of 500 units are recorded, claimed and settled
-(`benchmarks/pressure.py`), at the maximum rate of the database. Milliseconds are per batch, in the phase's last minute.
+A backup or a forgotten session holds a snapshot for five minutes, and PostgreSQL removes no dead rows meanwhile. The
+same work is measured before the snapshot, under it and after it: batches of 500 units of one dataset and day are
+recorded, claimed and settled (`benchmarks/pressure.py`), at the maximum rate of the database. Only the ledger's calls
+are timed. Milliseconds are per batch, in the phase's last minute.
 """
 
 QUIET = """
 ## While nothing happens
 
-Percent of one core, for a deployment that has ingested before.
+Percent of one core, for a deployment that has ingested a unit and now has no work.
 """
 
 CPU = """
 ## Where the processor time goes
 
-Milliseconds per unit by process, for the rows above. `run` is the time of a run after its fork; the code server loads
-the definitions and evaluates sensors; the daemon starts ticks and runs. Columns in parentheses are not the product's.
+Milliseconds per unit by process, for the rows above. `run` is the time of the runs after their fork. The code server
+loads the definitions and evaluates sensors; the daemon starts ticks and runs. The columns in parentheses are not costs
+of the product.
 """
 
 WALL = """
 ## Where a run's time goes
 
-Wall milliseconds per unit between the records of one step and the next, including Dagster's part. Several runs may work
-at once. message_parse is left out, because no record precedes it.
+Wall milliseconds per unit from the run-state record of the step before to the record of this step, including Dagster's
+part. Several runs may work at the same time. message_parse is left out, because no record precedes it.
 """
 
 LATENCY = """
 ## From the message to the Item
 
 At least 200 units are published at an even rate to a running deployment with default settings (the sensor ticks every
-5 s). Seconds are from just before a message is sent to the settlement of its record. Where `unsettled` is not 0, units
-failed. `run` is the median time of a run, `in a tick` the share of runs that ended before the next tick.
+5 s). A latency is the time from just before a message is sent to the settlement of its unit. If `unsettled` is not 0,
+units failed. `run s` is the median duration of a run, `in a tick` the share of runs that ended before the next tick.
 """
 
 
@@ -128,7 +130,7 @@ def page(tables: Mapping[str, Rows], *, cores: int) -> str:
     ):
         if lines := list(table(rows.values())):
             parts.append(f"{text}\n{_table(lines)}\n")
-    parts += ["\n## The commands\n\nEach with `--json`, in the order of the rows.\n\n", _commands(every)]
+    parts += ["\n## The commands\n\nEach with `--json`, in the order of the tables' rows.\n\n", _commands(every)]
     return "".join(parts)
 
 
@@ -150,8 +152,8 @@ def _calibration(figures: Sequence[Figures]) -> str:
     if not times:
         return ""
     return (
-        f" The machine is shared with others: a fixed piece of Python took {min(times):.0f} to {max(times):.0f} ms of "
-        "CPU after a row. The tables list it as calibration, to compare rows."
+        f" Other programs use the machine, too: a fixed piece of Python took {min(times):.0f} to {max(times):.0f} ms "
+        "of CPU after a row. The tables list it as calibration, to compare rows."
     )
 
 
@@ -229,14 +231,14 @@ def _pressure(rows: Any) -> Iterator[dict[str, str]]:
         clean = row["phases"][0]["units_per_second"]
         for phase in row["phases"]:
             yield {
-                "asked/s": f"{row['rate']:g}" if row["rate"] else "all",
+                "requested/s": f"{row['rate']:g}" if row["rate"] else "all",
                 "snapshot": phase["name"],
                 "units": f"{phase['units']:,}",
-                "done/s": f"{phase['done_per_second']:,.0f}",
+                "achieved/s": f"{phase['done_per_second']:,.0f}",
                 "ledger, units/s": f"{phase['units_per_second']:,.0f}",
                 "share of before": f"{phase['units_per_second'] / clean:.2f}",
-                "its first minute": f"{phase['first_per_second'] / clean:.2f}",
-                "its last": f"{phase['last_per_second'] / clean:.2f}",
+                "in its first minute": f"{phase['first_per_second'] / clean:.2f}",
+                "in its last minute": f"{phase['last_per_second'] / clean:.2f}",
                 "WAL bytes/unit": f"{phase['wal_bytes_per_unit']:,.0f}",
                 "commits/unit": f"{phase['commits_per_unit']:.3f}",
                 "dead rows/unit": f"{phase['dead_rows'] / phase['units']:.2f}",
@@ -278,7 +280,7 @@ def _latency(rows: Any) -> Iterator[dict[str, str]]:
         yield {
             **_place(row),
             "worker": "yes" if row.get("worker") else "no",
-            "asked/s": f"{row['rate']:g}",
+            "requested/s": f"{row['rate']:g}",
             "published/s": f"{row['published_per_second']:.1f}",
             "p50 s": _number(row["p50_seconds"], 1),
             "p95 s": _number(row["p95_seconds"], 1),
