@@ -2,9 +2,9 @@
 
     python -m benchmarks.async_floor HOME [--all-remote]
 
-Readers are synchronous. A reader that needs bytes that were not read yet is interrupted, and restarted with them.
-Needs a store, because reads from a folder do not wait. Does not belong here: the loop of threads and the form of an
-Item (`floor.py`).
+Readers are synchronous. If a reader needs bytes that were not read yet, it is interrupted, and restarted when the bytes
+are there. This benchmark needs a store, because reads from a folder do not wait. Does not belong here: the loop of
+threads and the form of an Item (`floor.py`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.settings import Settings
 
 BATCHES = 2
-"""Batches of messages per loop at a time, so that a batch is received while another is read."""
+"""Batches of messages per loop at a time, so that a batch is received while the objects of another are read."""
 
 
 class _UnreadError(BaseException):
-    """Unread bytes are needed; no reader catches this error."""
+    """A reader needs unread bytes; no reader catches this error."""
 
     def __init__(self, fetch: Callable[[], Awaitable[None]]) -> None:
         self.fetch = fetch
 
 
 class _ReadParts:
-    """An object with some parts read; the other parts raise _UnreadError."""
+    """An object with some parts read; reading another part raises _UnreadError."""
 
     def __init__(self, bucket_name: str, key: str, size: int) -> None:
         self._store, self._key, self.size = store_of(bucket_name), key, size

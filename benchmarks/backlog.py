@@ -1,13 +1,13 @@
-"""The benchmark: a backlog through sensor, daemon and runs, beside its yardsticks.
+"""The benchmark: a backlog through sensor, daemon and runs, compared with simpler programs.
 
     python -m benchmarks.backlog --units 2000 --dataset hrrr [--run-per-message] [--floor] [--dbos] [--json]
     python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote --real-size
 
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
-`floor` is plain loops of threads (`floor.py`), `async_floor` event loops (`async_floor.py`), `dbos` durable steps of
-another library (`dbos_chain.py`). With a store's latency, objects are read from a server (`store_server.py`) instead of
-a folder; without it, the share of gates and audit in a run is measured, too (`run_cost.py`). Figures are ratios within
-a call, because machines are noisy.
+`floor` is plain loops of threads (`floor.py`), `async_floor` is event loops (`async_floor.py`), `dbos` is durable steps
+of another library (`dbos_chain.py`). With a store's latency, objects are read from a server (`store_server.py`) instead
+of a folder. Without it, the share of gates and audit in a run is measured, too (`run_cost.py`). Compare only figures of
+the same call, because the speed of machines varies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNITS_OF_RUN = 1_000
 """Maximum units of the run in which gates and audit may take a tenth, including work done once per process."""
 ASYNC_FLOOR, DBOS_CHAIN = "benchmarks.async_floor", "benchmarks.dbos_chain"
 RUNS_PER_MESSAGE_UNITS = 12
-"""Enough units for a rate; each costs the start of a run."""
+"""Enough units for a rate; each unit costs the start of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,9 @@ class BenchOptions:
 class BenchResult:
     """Figures: rates in units per second, times per unit in ms, the largest run's MiB.
 
-    CPU is of the product's processes, including the database's server; `servers_cpu_ms_per_unit` is of queue and store.
-    Requests and bytes (read from the store, sent to it) are of the whole deployment; None if objects are in a folder.
+    CPU is that of the product's processes and the database's server; `servers_cpu_ms_per_unit` is that of queue and
+    store. Requests and bytes (read from the store, sent to it) are those of the whole deployment, and None if objects
+    are in a folder.
     """
 
     dataset: str
@@ -80,7 +81,7 @@ class BenchResult:
     peak_run_mib: float
     runs: int
     records: int = 0
-    """Records of units that had succeeded before."""
+    """Records in the ledger before the backlog, of succeeded units."""
     succeeded: int | None = None
     store_latency_ms: float | None = None
     queue_latency_ms: float = 0.0
@@ -177,7 +178,7 @@ def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
     def per_unit(seconds: dict[str, float]) -> dict[str, float]:
         return {name: spent / whole.units * 1000 for name, spent in seconds.items()}
 
-    asked = None if options.place.store_latency_ms is None else whole.store
+    counts = None if options.place.store_latency_ms is None else whole.store
     kinds = {kind: count / whole.units for kind, count in whole.store.items() if kind.isupper()}
     return {
         "dataset": options.dataset,
@@ -192,11 +193,11 @@ def _figures(whole: Drained, options: BenchOptions) -> dict[str, Any]:
         "wall_ms_per_unit_by_node": whole.by_node,
         "peak_run_mib": whole.peak_run_mib,
         "runs": whole.runs,
-        "requests_per_unit": None if asked is None else requests_of(asked) / whole.units,
+        "requests_per_unit": None if counts is None else requests_of(counts) / whole.units,
         "requests_per_unit_by_kind": kinds,
-        "requests_at_once": None if asked is None else asked.get("at_once", 0),
-        "bytes_per_unit": None if asked is None else asked.get("bytes", 0) / whole.units,
-        "bytes_sent_per_unit": None if asked is None else asked.get("bytes_received", 0) / whole.units,
+        "requests_at_once": None if counts is None else counts.get("at_once", 0),
+        "bytes_per_unit": None if counts is None else counts.get("bytes", 0) / whole.units,
+        "bytes_sent_per_unit": None if counts is None else counts.get("bytes_received", 0) / whole.units,
     }
 
 
@@ -205,7 +206,7 @@ def _floor_figures(floors: dict[str, Floor]) -> dict[str, Any]:
 
 
 def _run_cost(folder: Path, options: BenchOptions) -> RunCost:
-    """Measure a run over another day of the deployment that was drained."""
+    """Measure a run over another day, in the home of the drained deployment."""
     units = min(options.units, UNITS_OF_RUN)
     make_objects(folder / "objects", options.dataset, units, day=DAY_OF_RUN, real_size=options.place.real_size)
     variables = {
@@ -220,8 +221,8 @@ def _run_cost(folder: Path, options: BenchOptions) -> RunCost:
             pipeline.close()
 
 
-def _ratio(one: float, other: float | None) -> float | None:
-    return None if other is None else one / other
+def _ratio(rate: float, yardstick: float | None) -> float | None:
+    return None if yardstick is None else rate / yardstick
 
 
 @click.command(context_settings={"max_content_width": 100})
@@ -231,23 +232,23 @@ def _ratio(one: float, other: float | None) -> float | None:
 @click.option(
     "--floor",
     is_flag=True,
-    help="Also measure loops without guarantees, one for each core: of threads, and over a store an event loop.",
+    help="Also measure a loop without guarantees per core: of threads, and with a store an event loop, too.",
 )
 @click.option(
-    "--dbos", is_flag=True, help="Also measure the steps as DBOS workflows on PostgreSQL; installs DBOS by pip."
+    "--dbos", is_flag=True, help="Also measure the same steps as DBOS workflows on PostgreSQL; installs DBOS by pip."
 )
 @click.option(
     "--records",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Records in the ledger before; whole thousands.",
+    help="Records in the ledger before the backlog, in whole thousands.",
 )
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
     """Drain a backlog of sample units through sensor, daemon and runs, and print the cost.
 
-    Needs Node.js for the queue: a local SQS, installed once by npm, that is too fast to affect the figures.
+    Needs Node.js for the queue, a local SQS that npm installs once, and that is too fast to affect the figures.
 
     Example: python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote
     """

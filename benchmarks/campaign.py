@@ -1,12 +1,13 @@
-"""A campaign: hundreds of SIGKILLs during ingest, and proof that nothing is lost or doubled.
+"""A campaign: hundreds of SIGKILLs during ingest, and proof that no unit is lost or doubled.
 
-The workers (`campaign_workers.py`) use a real queue, a real database and real files; a chaos plan kills their processes
-at random failpoints, and each is started again. The balance is checked throughout. At the end every unit
-must have exactly one terminal record, one STAC Item and one set of lineage. Run as
+The workers (`campaign_workers.py`) use a real queue, a real database and real files. A chaos plan kills their processes
+at random failpoints, and each killed process is started again. Meanwhile the balance of units is checked repeatedly. At
+the end every unit must have exactly one terminal record, one STAC Item and one set of lineage. Run as
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
-Belongs here: starting and watching. Does not belong here: faults (`fault_injection`), judging (`campaign_verdict.py`).
+Belongs here: starting and watching. Does not belong here: faults (`fault_injection`), the final check
+(`campaign_verdict.py`).
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ FIRST_DAY = date(2025, 4, 1)
 DAYS = 4
 CREW = ("receiver", "keeper", "worker", "worker")
 RESIDENT = "resident"
-"""The process that `--worker` adds: a resident worker, which does the work of all others over the same queue."""
+"""The process that `--worker` adds: a resident worker, which does the work of all other roles over the same queue."""
 LEASE_SECONDS = 20
 """Short, so that claims of dead workers are released soon; live workers renew their leases."""
 VISIBILITY_SECONDS = 30
 KILL_PROBABILITY = 0.003
-"""Per occasion. A unit gives some ten occasions, so this suffices for the option's maximum, a death per fifty units."""
+"""Per occasion. A unit gives some ten occasions, so this suffices for a death per fifty units."""
 UNITS_PER_RUN = 25
-"""With so few units, every second run dies; of runs with hundreds of units, none would reach its settlement."""
+"""With so few units, every second run dies; with hundreds of units, no run would reach its settlement."""
 SAMPLE_SECONDS = 0.5
 STRIKES = 9
 """Faults of a PostgreSQL server: three of each kind."""
@@ -90,9 +91,9 @@ def run_campaign(
     with_worker: bool = False,
     odd_every: int = 0,
 ) -> CampaignReport:
-    """Run a campaign below `home`, with its strikes spread over the deaths.
+    """Run a campaign below `home`; strikes are spread evenly over the deaths of processes.
 
-    With `odd_every`, a store serves the objects, and its odd answers are as in `StoreServer`. Raises CampaignError.
+    With `odd_every`, a store serves the objects, with odd answers as in `StoreServer`. Raises CampaignError.
     """
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()
@@ -123,7 +124,7 @@ def run_campaign(
             time.sleep(SAMPLE_SECONDS)
         deaths = Counter(entry["failpoint"] for entry in counters.injected())
         if sum(deaths.values()) != kills:
-            raise CampaignError("not every death came", observed=sum(deaths.values()), expected=kills)
+            raise CampaignError("not every planned kill happened", observed=sum(deaths.values()), expected=kills)
         return CampaignReport(
             database=pipeline.database.dialect,
             units=units,
@@ -150,7 +151,7 @@ class _Watch:
             balance = self.pipeline.deliveries.conservation()
             depth = self.pipeline.queue.depth()
         except Exception:
-            # The database is down by a strike.
+            # A strike has stopped the database.
             return self._in_time()
         self.samples += 1
         if (balance.residual_units, balance.residual_messages) != (0, 0):
@@ -185,7 +186,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
 
 
 def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
-    """Write a plan of deaths: most in the stages of a run, the others in receiver and keeper."""
+    """Write a plan of kills: most in the stages of a run, the other kills in receiver and keeper."""
     outside = kills // 5
     rules = [
         {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},
@@ -202,7 +203,7 @@ def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
 
 
 def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
-    """Write volumes of a few days below root; return S3's event for each."""
+    """Write volumes of a few days below root; yield S3's event for each volume."""
     for number in range(DAYS):
         count = units // DAYS + (number < units % DAYS)
         for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), count):
@@ -244,12 +245,14 @@ def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
 @click.option("--units", default=1000, show_default=True, type=click.IntRange(4, 100_000), help="Units to ingest.")
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(0, 10_000), help="Processes to kill.")
 @click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
-@click.option("--seed", default=1, show_default=True, type=int, help="Seed of deaths and disorder.")
-@click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
-@click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
+@click.option("--seed", default=1, show_default=True, type=int, help="Seed of kills and disorder.")
+@click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Maximum seconds.")
+@click.option(
+    "--odd-every", default=0, type=click.IntRange(0), help="Make every N-th answer of the store odd; 0: none."
+)
 @click.option("--worker", is_flag=True, help="Also run and kill a resident worker (kfm worker) on the same queue.")
 def main(*, units: int, kills: int, database: str, seed: int, timeout: int, odd_every: int, worker: bool) -> None:
-    """Kill processes during ingest, check that nothing is lost or doubled, print JSON.
+    """Kill processes during ingest, check that no unit is lost or doubled, print JSON.
 
     Example: python -m benchmarks.campaign --units 10000 --kills 200 --database postgresql
     """

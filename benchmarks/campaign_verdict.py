@@ -1,4 +1,4 @@
-"""The verdict on a campaign: each unit has one record, one Item and one set of lineage.
+"""The final check of a campaign: each unit has one record, one Item and one set of lineage.
 
 Belongs here: comparing ledger, catalog and lineage with the announced objects. Does not belong here: starting
 and watching (`campaign.py`).
@@ -26,7 +26,7 @@ class CampaignError(KfmError):
 
 
 def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequence[ObjectEvent]) -> int:
-    """Check for one terminal record, Item and lineage a unit; return the maximum of attempts.
+    """Check that each unit has one terminal record, Item and lineage; return the most attempts.
 
     Raises CampaignError naming lost, duplicated or unfinished units.
     """
@@ -38,24 +38,24 @@ def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequen
     wal_ids = {WalId(record.wal_id) for record in records}
     items = Counter(path.stem for path in (home / "catalog" / dataset).rglob("*_V0?.json"))
     _compare("Items", items, {str(record.stac_item_id) for record in records})
-    told = list(_events(home))
+    events_read = list(_events(home))
     # Events of a rolled-back run remain in its files; a further event withdraws them.
-    withdrawn = {event["run"]["runId"] for event in told if "kfmInvalidation" in event["run"]["facets"]}
-    events_seen = [(event["eventType"], run) for event in told if (run := event["run"]["runId"]) not in withdrawn]
+    withdrawn = {event["run"]["runId"] for event in events_read if "kfmInvalidation" in event["run"]["facets"]}
+    valid = [(event["eventType"], run) for event in events_read if (run := event["run"]["runId"]) not in withdrawn]
     links = [link for wal_id in wal_ids for link in pipeline.lineage.links_of(wal_id)]
     runs = {link.lineage_id for link in links if link.path == "openlineage"}
     for kind in ("START", "COMPLETE"):
-        _compare(f"{kind} events", Counter(run_id for found, run_id in events_seen if found == kind), runs)
+        _compare(f"{kind} events", Counter(run_id for event_type, run_id in valid if event_type == kind), runs)
     _compare("PROV activities", _activities(home), {link.lineage_id for link in links if link.path == "prov"})
     if len(links) != 2 * len(wal_ids):
         raise CampaignError("lineage is missing or doubled", observed=len(links), expected=2 * len(wal_ids))
     return max(record.attempts for record in records)
 
 
-def _compare(what: str, found: Counter[str], expected: set[str]) -> None:
-    doubled = [name for name, count in found.items() if count > 1]
-    missing = expected - found.keys()
-    foreign = found.keys() - expected
+def _compare(what: str, observed: Counter[str], expected: set[str]) -> None:
+    doubled = [name for name, count in observed.items() if count > 1]
+    missing = expected - observed.keys()
+    foreign = observed.keys() - expected
     if doubled or missing or foreign:
         raise CampaignError(
             f"{what}: each must exist exactly once",

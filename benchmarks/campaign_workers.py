@@ -3,11 +3,11 @@
     receiver  receives and records messages, as the sensor `nodd_messages` does
     keeper    recovers, retries, acknowledges and publishes lineage, as the sensor `nodd_ledger` does
     worker    runs the six nodes over pending units, as a Dagster run does
-    resident  does all of that in one process, as `kfm worker` does
+    resident  does the work of all three in one process, as `kfm worker` does
 
-Without Dagster, a death costs the start of a process instead of a run, so hundreds fit into minutes; all other code is
-the product's. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not belong here:
-starting and checking them (`campaign.py`).
+Without Dagster, a death costs the start of a process instead of a run, so hundreds of deaths fit into minutes; all
+other code is the product's. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not
+belong here: starting and checking the processes (`campaign.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kfm_dagster.worker.resident import RunLocks, Worker
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20
-"""The maximum in a contract, because a campaign kills more often than any outage, and every unit must succeed."""
+"""The maximum of a contract: a campaign causes more failures than any outage, and yet every unit must succeed."""
 
 
 def patient(registry: ContractRegistry) -> ContractRegistry:
@@ -51,7 +51,7 @@ def receive(pipeline: Pipeline) -> None:
 
 
 def keep(pipeline: Pipeline) -> None:
-    """Maintain the ledger. Claims of dead workers are released when their leases expire."""
+    """Maintain the ledger; claims of dead workers are released when their leases expire."""
     with pipeline.database.transaction() as tx:
         pipeline.ledger.release_lost(tx=tx)
         pipeline.ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units, tx=tx)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.catalog --items 1000000 [--database postgresql] [--stac-api] [--json]
 
-Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. With `--stac-api` pgstac follows, too.
-Belongs here: registering them, and its figures. Does not belong here: how a unit becomes an Item (`backlog.py`).
+Items are NEXRAD volumes of every site, 40,000 a day, as many as in the archive. With `--stac-api` pgstac follows, too.
+Belongs here: registering Items, and its figures. Does not belong here: how a unit becomes an Item (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ A_DAY = 40_000
 FIRST_DAY = datetime(2025, 1, 1, tzinfo=UTC)
 BATCH = 1_000
 ENDS = 10
-"""Batches of the first and of the last rate."""
+"""Batches in the first rate, and in the last rate."""
 KANSAS = (-102.1, 36.9, -94.6, 40.1)
 SEARCHES = 5
 
@@ -64,7 +64,8 @@ SEARCHES = 5
 class Scale:
     """Figures: CPU of this process, `few_items_` of ten Items, `_followed_` with all followers.
 
-    The calibrations show the machine's speed at both ends; if they differ, the rates of the ends are not comparable.
+    The calibrations show the machine's speed at the begin and at the end; if they differ, the first and the last rate
+    are not comparable.
     """
 
     items: int
@@ -117,9 +118,9 @@ def volumes(registry: ContractRegistry, first: int, count: int) -> list[Candidat
 
 @dataclass(frozen=True, kw_only=True)
 class _Taken:
-    """Seconds an Item of each batch (registered, followed), and CPU seconds of all following.
+    """Seconds per Item of each batch (registered, followed), and CPU seconds of all following.
 
-    `calibrations`: milliseconds beside each batch.
+    `calibrations`: milliseconds of the calibration after each batch.
     """
 
     registered: Sequence[float]
@@ -176,7 +177,7 @@ def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale
 def _register(
     catalog: Catalog, following: FollowerRunner, followers: Sequence[Follower], registry: ContractRegistry, items: int
 ) -> _Taken:
-    """Register all, batch by batch, each followed."""
+    """Register all Items in batches, and update the followers after each batch."""
     registered, followed, calibrations, cpu = list[float](), list[float](), list[float](), 0.0
     for number in range(0, items, BATCH):
         batch = volumes(registry, number, min(BATCH, items - number))
@@ -196,7 +197,7 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
-    """Return the Items of a day over Kansas, a search's median seconds and share of bytes."""
+    """Return the number of a day's Items over Kansas, the median seconds of a search, and its share of bytes read."""
     wanted = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):
@@ -251,19 +252,25 @@ def _volume(number: int, identifier: str, site: Site) -> Envelope:
 
 
 def _reach(site: Site) -> tuple[float, float, float, float]:
-    """Return the box of a radar's 460 km, in degrees, without crossing the antimeridian."""
+    """Return the box of a radar's range of 460 km, in degrees, cut at the antimeridian."""
     west, east = max(-180.0, site.longitude - 5.0), min(180.0, site.longitude + 5.0)
     return west, site.latitude - 4.1, east, site.latitude + 4.1
 
 
-def figures(found: Scale) -> Iterator[dict[str, str]]:
+def figures(scale: Scale) -> Iterator[dict[str, str]]:
     """Return the figures as rows of a table."""
-    for name, value in asdict(found).items():
+    for name, value in asdict(scale).items():
         yield {"figure": name, "value": figure(value)}
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--items", default=100_000, show_default=True, type=click.IntRange(1, 1_000_000), help="To register.")
+@click.option(
+    "--items",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Number of Items to register.",
+)
 @click.option(
     "--database", type=click.Choice(KINDS), default="sqlite", show_default=True, help="Database of the index."
 )
@@ -278,11 +285,11 @@ def main(*, items: int, database: str, stac_api: bool, home: Path, as_json: bool
     refuse_unwritable_home(home)
     if stac_api and (reason := lacking()) is not None:
         raise ConfigurationError("the benchmark needs a server", observed=reason)
-    found = measure(home / f"catalog-{time.time_ns()}", items, database=database, stac_api=stac_api)
+    scale = measure(home / f"catalog-{time.time_ns()}", items, database=database, stac_api=stac_api)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(scale)))
         return
-    show_rows(list(figures(found)), ("figure", "value"))
+    show_rows(list(figures(scale)), ("figure", "value"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """An OTLP collector that accepts and drops everything.
 
-Belongs here: that server, and the variables that send a deployment's traces to it. Does not belong here: the cost of
+Belongs here: this server, and the variables that send a deployment's traces to it. Does not belong here: the cost of
 tracing (`backlog.py --traces`).
 """
 

@@ -34,12 +34,14 @@ def place_options(command: Command) -> Command:
             type=milliseconds,
             help="Read objects from a store with this delay per answer; default: from a folder.",
         ),
-        click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too."),
+        click.option("--all-remote", is_flag=True, help="Put artifacts, catalog and lineage into the store, too."),
         click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Delay of each answer of SQS."),
         click.option(
-            "--traces", default=0.0, type=click.FloatRange(0, 1), help="Share of attempts traced, to a collector here."
+            "--traces", default=0.0, type=click.FloatRange(0, 1), help="Share of attempts to trace (local collector)."
         ),
-        click.option("--real-size", is_flag=True, help="Objects of real size (sparse files), HRRR with its index."),
+        click.option(
+            "--real-size", is_flag=True, help="Make objects of real size (sparse files), HRRR with its index."
+        ),
         click.option(
             "--home",
             type=click.Path(path_type=Path, file_okay=False),
@@ -63,7 +65,7 @@ def place_options(command: Command) -> Command:
 
 
 def in_one_line(name: str, command: click.Command) -> int:
-    """Run a command; print an error as one line on standard error. Returns the exit code."""
+    """Run a command; print an error as one line on standard error. Return the exit code."""
     try:
         with stopped_by_signals():
             command.main(standalone_mode=False)

@@ -3,7 +3,7 @@
     python -m benchmarks.contention [--records N]
 
 Every record must have one winner and one attempt. The test of contention
-(`test_ledger_plans.py`) has the same processes.
+(`test_ledger_plans.py`) uses the same processes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def run(records: int) -> int:
             database = Database.open(url)
             bench = make_bench(database, ContractRegistry.load())
             bench.ledger.ensure([envelope(number) for number in range(records)])
-            found = contend(url, day=DAY, processes=PROCESSES)
+            race = contend(url, day=DAY, processes=PROCESSES)
             attempts = Counter(record.attempts for record in bench.ledger.find(limit=records + 1))
             database.dispose()
-        wins = Counter(chain.from_iterable(found.won.values()))
+        wins = Counter(chain.from_iterable(race.won.values()))
         single = len(wins) == records == wins.total() and attempts == {1: records}
         wrong = wrong or not single
         verdict = "one winner and one attempt each" if single else f"WRONG: {wins.total()} wins, attempts {attempts}"
         print(  # noqa: T201
-            f"{PROCESSES} processes, {records:,} records on {kind}: {verdict}, {records / found.seconds:,.0f} claims/s"
+            f"{PROCESSES} processes, {records:,} records on {kind}: {verdict}, {records / race.seconds:,.0f} claims/s"
         )
     return 1 if wrong else 0
 
 
 def main() -> int:
-    """Run the contention over the command line's number of records."""
+    """Run the contention over `--records` records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=10_000)
     return run(parser.parse_args().records)

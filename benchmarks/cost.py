@@ -1,4 +1,4 @@
-"""The monthly cost of a deployment, by prices.yaml, contracts and docs/performance.md.
+"""The monthly cost of a deployment, from prices.yaml, contracts and docs/performance.md.
 
     python -m benchmarks.cost
     python -m benchmarks.cost --prices FILE      # your prices
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 PRICES = HERE / "prices.yaml"
 PERFORMANCE = HERE.parent / "docs" / "performance.md"
 MEASURED = "hrrr"
-"""The dataset with both rows in docs/performance.md: all in the store, and all except objects on the disk."""
+"""The dataset with two rows in docs/performance.md: all files in the store, and all files but objects on the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,42 +36,43 @@ class Costs:
 
     def per_unit(self, units: float) -> dict[str, float]:
         """Return the cost of `units` units in US dollars, by service."""
-        prices, given = self.prices, self.assumptions
+        prices, assumed = self.prices, self.assumptions
         return {
-            "SQS": units * given["sqs_requests_per_message"] * prices["sqs_million_requests"] / 1e6,
+            "SQS": units * assumed["sqs_requests_per_message"] * prices["sqs_million_requests"] / 1e6,
             # Counted as writes, which are the most expensive requests.
             "S3 requests": units * self.requests_per_unit * prices["s3_thousand_writes"] / 1e3,
-            "S3 storage": units * given["kilobytes_kept_per_unit"] / 1e6 * prices["s3_gb_month"],
+            "S3 storage": units * assumed["kilobytes_kept_per_unit"] / 1e6 * prices["s3_gb_month"],
         }
 
     def fixed(self) -> dict[str, float]:
         """Return the cost of the permanent parts in US dollars a month, by part."""
-        prices, given = self.prices, self.assumptions
-        ticks = given["days"] * 86_400 / given["sensor_interval_seconds"]
-        run_hours = given["hours"] * given["runs_per_hour"] * given["minutes_per_run"] / 60
+        prices, assumed = self.prices, self.assumptions
+        ticks = assumed["days"] * 86_400 / assumed["sensor_interval_seconds"]
+        run_hours = assumed["hours"] * assumed["runs_per_hour"] * assumed["minutes_per_run"] / 60
         return {
-            "code location, daemon, web server: one task of ECS": given["hours"] * self._fargate("task"),
+            "code location, daemon, web server: one task of ECS": assumed["hours"] * self._fargate("task"),
             "runs: tasks of ECS": run_hours * self._fargate("run"),
-            "PostgreSQL: RDS, one zone": given["hours"] * prices["rds_hour"] + given["rds_gb"] * prices["rds_gb_month"],
+            "PostgreSQL: RDS, one zone": assumed["hours"] * prices["rds_hour"]
+            + assumed["rds_gb"] * prices["rds_gb_month"],
             "the sensor's requests to the queue": ticks
-            * given["sqs_requests_per_tick"]
+            * assumed["sqs_requests_per_tick"]
             * prices["sqs_million_requests"]
             / 1e6,
-            "logs: CloudWatch": given["logs_gb"] * prices["logs_gb"],
-            "on Kubernetes: the control plane of EKS, in addition": given["hours"] * prices["eks_hour"],
+            "logs: CloudWatch": assumed["logs_gb"] * prices["logs_gb"],
+            "on Kubernetes: the control plane of EKS, in addition": assumed["hours"] * prices["eks_hour"],
         }
 
     def _fargate(self, what: str) -> float:
-        """Return the price of an hour."""
-        given, prices = self.assumptions, self.prices
-        return given[f"{what}_vcpu"] * prices["fargate_vcpu_hour"] + given[f"{what}_gb"] * prices["fargate_gb_hour"]
+        """Return the price of an hour of a task or run, in US dollars."""
+        assumed, prices = self.assumptions, self.prices
+        return assumed[f"{what}_vcpu"] * prices["fargate_vcpu_hour"] + assumed[f"{what}_gb"] * prices["fargate_gb_hour"]
 
 
 def costs(prices: Path = PRICES, performance: Path = PERFORMANCE) -> Costs:
     """Read the tables' sources. Raises LookupError if the measured rows are missing."""
-    given: dict[str, Any] = yaml.safe_load(prices.read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.safe_load(prices.read_text(encoding="utf-8"))
     inside, outside = (_requests(performance, kept) for kept in ("store", "disk"))
-    return Costs(prices=given["prices"], assumptions=given["assumptions"], requests_per_unit=inside - outside)
+    return Costs(prices=document["prices"], assumptions=document["assumptions"], requests_per_unit=inside - outside)
 
 
 def _requests(performance: Path, kept: str) -> float:
@@ -103,7 +104,7 @@ def tables(costs: Costs, registry: ContractRegistry) -> str:
         if objects:
             each = costs.per_unit(objects * days)
             lines.append(
-                _row(dataset, f"{objects:,}", *(f"{one:,.2f}" for one in (*each.values(), sum(each.values()))))
+                _row(dataset, f"{objects:,}", *(f"{dollars:,.2f}" for dollars in (*each.values(), sum(each.values()))))
             )
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ SERVER = {"shared_buffers": "1GB"}
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDatabase:
-    """Variables that name the database, and its server process, if any, by the name in a report.
+    """Variables that name the database, and the process id of its server, if any, by name.
 
     Dagster's own storage is in the same server, in its schema `dagster`, as in production.
     """

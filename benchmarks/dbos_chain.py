@@ -1,10 +1,10 @@
-"""The same five steps as DBOS workflows: the cost of durable steps alone.
+"""The same five steps as DBOS workflows: the cost of only durable steps.
 
     HOME/dbos/bin/python -m benchmarks.dbos_chain HOME [--all-remote]
 
 Each message has a workflow with the message's id, so that a second delivery has no effect. Each of our steps is a step
-of it, whose output DBOS stores in PostgreSQL before the next step begins. There are no gates, no run-state and no
-ledger; the catalog is only Items. Each core has a process with as many workflows at a time as a run has parallel reads.
+of this workflow; DBOS stores its output in PostgreSQL before the next step begins. There are no gates, no run-state and
+no ledger; the catalog is only Items. Each core has a process, with as many workflows at a time as a run has reads.
 Belongs here: workflow and installation. Does not belong here: reading and writing (`floor.py`).
 """
 
@@ -34,7 +34,7 @@ from kfm_dagster.settings import Settings
 PACKAGE = "dbos==3.4.0"
 INSTALL_SECONDS = 300
 CONNECTIONS = 20
-"""Connections of a process: DBOS's own default. A PostgreSQL server accepts 100."""
+"""Connections of a process, DBOS's own default; a PostgreSQL server accepts 100 in all."""
 FIRST_BYTES = 8
 """Minimum bytes that integrity-check requests."""
 
@@ -42,8 +42,9 @@ FIRST_BYTES = 8
 def ensure_environment(folder: Path) -> Path:
     """Install DBOS into an environment in `folder` if it is missing; return its interpreter.
 
-    Other imports of the steps are from this interpreter's environment, which comes after DBOS's own dependencies (with
-    another SQLAlchemy). Needs the network the first time. Raises DependencyUnavailableError.
+    The other packages that the steps import come from the environment of the calling interpreter. DBOS's own
+    dependencies come first, because it needs another SQLAlchemy. Needs the network the first time. Raises
+    DependencyUnavailableError.
     """
     python = folder / "bin" / "python"
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

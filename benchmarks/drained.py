@@ -33,7 +33,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """Seconds from the first record to the last settlement; CPU and requests from the start."""
+    """Seconds from the first record to the last settlement; CPU and requests count from the deployment's start."""
 
     units: int
     succeeded: int
@@ -106,7 +106,7 @@ def _settings(home: Path) -> dict[str, str]:
         "KFM_MAX_IN_FLIGHT_UNITS": "100000",
         "KFM_FIRST_DAY": DAY.isoformat(),
         "KFM_SCHEDULED_LISTINGS": "false",
-        # The pause between ticks is a choice of latency, not a cost.
+        # A short pause between ticks, because this pause affects latency and not cost.
         "KFM_SENSOR_INTERVAL_SECONDS": "1",
     }
 
@@ -114,8 +114,8 @@ def _settings(home: Path) -> dict[str, str]:
 def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
     """Return wall seconds by node, summed over runs; `states` come by run and time.
 
-    A node's time is the span between the record before it in its run and its own, so it holds Dagster's part as well.
-    The first node of a run has no record before it and does not count.
+    A node's time is the time between the run's previous record and the node's own record, so it includes Dagster's
+    part. The first node of a run has no previous record and does not count.
     """
     spent: defaultdict[str, float] = defaultdict(float)
     for _, records in groupby(states, key=lambda state: state.run_id):

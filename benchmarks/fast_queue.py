@@ -1,9 +1,9 @@
 """A fast queue for benchmarks: the npm package `fauxqs`, which speaks SQS.
 
 On two cores it accepts 4,800 messages of 1.9 kB a second, and delivers and deletes 2,500, also from a long queue. moto
-reaches 1,000 and 450 with a thousand messages on the queue, and less with more. Demo and tests do not use it, because
-it needs Node and has a single account, so no topic has its true ARN. Belongs here: installing, starting, stopping and
-filling it.
+reaches 1,000 and 450 with a thousand messages on the queue, and less with more. Demo and tests do not use fauxqs,
+because it needs Node and has a single account, so no topic has its true ARN. Belongs here: installing, starting,
+stopping and filling the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 10
 THREADS = 4
 """Parallel senders; more do not help, because boto3 holds the interpreter for most of a call."""
 
-# The package's command listens on every interface; this server listens on loopback, prints its port, and ends with us.
+# Unlike the package's command, which listens on every interface, it listens on loopback. It ends with our process.
 _SERVE = """
 import { buildApp } from "fauxqs";
 const app = buildApp({ logger: false });
@@ -161,7 +161,7 @@ class FastQueue:
     def fill(self, bodies: Iterable[str]) -> int:
         """Send every body, in batches of ten by several threads; return their number.
 
-        A bounded number of them is in memory. Raises QueueUnavailableError if the queue refuses a message.
+        Only a bounded number of bodies is in memory. Raises QueueUnavailableError if the queue refuses a message.
         """
         sqs, url, sent = self.client(), self.queues.queue_url, 0
 

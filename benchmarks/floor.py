@@ -2,9 +2,9 @@
 
     python -m benchmarks.floor HOME [--all-remote]
 
-A process per core receives, reads headers, writes Item and event, and deletes. From a folder it reads one object after
-the other; from a store it has as many parallel reads as a run by default, because any simple loop against S3 would have
-them. Does not belong here: the deployment that is compared with the floor (`backlog.py`).
+A process per core receives messages, reads headers, writes Item and event, and deletes the messages. From a folder it
+reads one object after the other. From a store it has as many parallel reads as a run by default, because any simple
+loop against S3 would read in parallel. Does not belong here: the deployment to compare with (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kfm_dagster.readers.base import READERS, ByteSource, ReadRequest
 from kfm_dagster.settings import Settings, environment
 
 MESSAGES = 200
-"""Messages received at a time by a process, so that every process gets some."""
+"""Messages that a process receives at a time; few enough that every process gets some."""
 
 Write = Callable[[str, bytes], None]
 Sidecar = Callable[[str], ByteSource | None]
@@ -70,7 +70,7 @@ def floor_rate(
 ) -> Floor:
     """Return the rate and the CPU of all processes, from their start to the last deletion.
 
-    Another `module` must use the same lines on its standard streams.
+    Another `module` must print and read the same lines on its standard streams.
     """
     home.mkdir(parents=True)
     command = [str(python), "-m", module, str(home)]
@@ -108,7 +108,7 @@ def _done(line: str) -> Done:
 
 
 def print_done(done: Done) -> None:
-    """Print a line for `floor_rate`. CPU counts from the line that started the work."""
+    """Print a line for `floor_rate`; CPU counts from the line that started the work."""
     click.echo(f"{done.units} {done.ended} {done.cpu_seconds}")
 
 
@@ -193,7 +193,7 @@ def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, s
 
 
 def source_of(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
-    """Open an object; the store is asked for an unknown size. Raises FileNotFoundError."""
+    """Open an object; if its size is unknown, request it from the store. Raises FileNotFoundError."""
     return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
 
 
@@ -218,7 +218,7 @@ class _FileSource:
 
 
 class _StoreSource:
-    """An object of the store, which is asked for an unknown size. Raises FileNotFoundError."""
+    """An object of the store; an unknown size is requested from the store. Raises FileNotFoundError."""
 
     def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
         self._store, self._key = store_of(bucket), key

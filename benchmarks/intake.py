@@ -1,8 +1,8 @@
-"""Intake alone: the rate from messages to ledger records, with a delay in queue calls.
+"""Intake without runs: the rate from messages to ledger records, with a delay in queue calls.
 
     python -m benchmarks.intake --messages 10000 --queue-latency-ms 20 [--database postgresql] [--json]
 
-One process repeats the receiving sensor's tick until every message is recorded; no run starts. Belongs here: that loop
+One process repeats the receiving sensor's tick until every message is recorded; no run starts. Belongs here: this loop
 and its figures. Does not belong here: the runs after it (`backlog.py`).
 """
 
@@ -36,7 +36,7 @@ from kfm_dagster.settings import Settings, environment
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """The figures; CPU is of the receiving process and the database's server."""
+    """The figures; CPU is that of the receiving process and the database's server."""
 
     dataset: str
     database: str

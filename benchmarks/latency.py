@@ -2,10 +2,10 @@
 
     python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--virtual] [--json]
 
-Messages are sent to the queue at an even rate while the deployment works under its default settings. A latency
-is from just before the message is sent to the last change of the unit's record, when its Item is in the catalog. With
-`--virtual`, the time from the Item to its step in the virtual store is measured, too. Belongs here: publishing and
-looking up. Does not belong here: a backlog (`backlog.py`).
+Messages are sent to the queue at an even rate while the deployment works under its default settings. A latency is the
+time from just before the message is sent to the last change of the unit's record, when its Item is in the catalog. With
+`--virtual`, the time from the Item to its step in the virtual store is measured, too. Belongs here: publishing, and
+reading the times. Does not belong here: a backlog (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings, environment
 
 WARMING_UNITS = 5
-"""Units drained before the measurement, because the first run of a process loads modules for all later runs."""
+"""Units ingested before the measurement, because the first run of a process loads modules for all later runs."""
 LEAST_UNITS = 200
 """Minimum number of published units; with fewer, the 95th percentile is random."""
 TICK_SECONDS = 0.1
@@ -169,7 +169,7 @@ def _measured(
 def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[str, int]]:
     """Run `kfm worker`, if requested, instead of the sensor `nodd_messages`; yield its process.
 
-    Raises DependencyUnavailableError if it has ended.
+    Raises DependencyUnavailableError if the worker has ended.
     """
     if not options.worker:
         yield {}
@@ -193,7 +193,7 @@ def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[
 
 
 def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
-    """Return median, 95th and 99th percentile and maximum of some seconds; None without any."""
+    """Return median, 95th and 99th percentile and maximum of `waits` in seconds; None if there are none."""
     names = {"p50_seconds": 50, "p95_seconds": 95, "p99_seconds": 99, "most_seconds": 100}
     if not waits:
         return dict.fromkeys(names)
@@ -217,7 +217,7 @@ def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
 
 
 class _Stores(threading.Thread):
-    """Polls the list of virtual stores below a folder; a follower writes it after the stores."""
+    """Polls the list of virtual stores below a folder; a follower writes this list after the stores."""
 
     def __init__(self, pipeline: Pipeline, options: LatencyOptions, folder: Path) -> None:
         super().__init__(name="stores", daemon=True)
@@ -235,8 +235,8 @@ class _Stores(threading.Thread):
     def figures(self) -> dict[str, Any]:
         """Return percentiles of seconds from an Item's commit to its store, and the stores' steps.
 
-        An Item whose object no store can refer to has no step. Raises DependencyUnavailableError when the stores stay
-        behind, or have no step at all: then nothing was measured.
+        If no store can refer to an Item's object, the Item has no step. Raises DependencyUnavailableError if the stores
+        stay behind the catalog, or have no step at all, so that nothing was measured.
         """
         with self._pipeline.database.snapshot() as view:
             changes = view.run(
@@ -246,7 +246,8 @@ class _Stores(threading.Thread):
         while changes and self._place() < changes[-1].change_id:
             if time.monotonic() > until:
                 raise DependencyUnavailableError(
-                    "the virtual stores stay behind", observed=f"change {self._place()} of {changes[-1].change_id}"
+                    "the virtual stores stay behind the catalog",
+                    observed=f"change {self._place()} of {changes[-1].change_id}",
                 )
             time.sleep(TICK_SECONDS)
         self._done.set()
@@ -259,7 +260,7 @@ class _Stores(threading.Thread):
                 at, place = next(seen)
             found.append((at - change.changed_at).total_seconds())
         waits = {f"virtual_{name}": seconds for name, seconds in percentiles(found).items()}
-        # The steps include those of the warming units.
+        # The steps include those of the units that were ingested before the measurement.
         lists = [json.loads(file.read_bytes()) for file in self._folder.rglob(STORE_LIST)]
         steps = sum(store["steps"] for one in lists for store in one["stores"])
         if not steps:
@@ -275,7 +276,7 @@ class _Stores(threading.Thread):
 
 
 class _Publisher(threading.Thread):
-    """Sends bodies at an even rate, the bodies of a tick together, and stores the times."""
+    """Sends bodies at an even rate (the bodies of a tick together), and stores the times."""
 
     def __init__(self, queue: FastQueue, bodies: Sequence[str], *, rate: float) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -324,7 +325,7 @@ class _Publisher(threading.Thread):
 @click.option("--virtual", is_flag=True, help="Also write virtual stores; the dataset must have some.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Publish samples at a rate to a running deployment, and print latencies until their Items.
+    """Publish samples at a rate to a running deployment, and print the latencies of their Items.
 
     Example: python -m benchmarks.latency --rate 50 --seconds 60 --store-latency-ms 50
     """

@@ -3,9 +3,9 @@
     python benchmarks/ledger.py --records 1000000 --database sqlite|postgresql
 
 The product's own statements write records, history, outcomes, leases and deliveries, in batches, so every row is legal
-and of its real size. Most units are succeeded; 1 % failed and due, 1 % failed and not due, 1 % quarantined; the last
-days have pending units and claims. Belongs here: filling and timing. Does not belong here: whether a plan uses its
-index, which a test checks (`kfm_dagster_tests/ledger/test_ledger_plans.py`).
+and has its real size. Most units have succeeded; 1 % failed and are due, 1 % failed and are not due, 1 % are
+quarantined; the last days have pending units and claims. Belongs here: filling and timing. Does not belong here:
+whether a plan uses its index, which a test checks (`kfm_dagster_tests/ledger/test_ledger_plans.py`).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ CELL = 5_000
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
 PENDING_CELLS = 2
 CLAIMED_CELLS = 3
-"""Numbers of newest cells with pending units, and of cells with a thousand units in progress in one run."""
+"""Numbers of the newest cells with pending units, and of cells with a thousand units in progress in one run."""
 CLAIMS = 1_000
 FILLING_CACHE_KIB = 512 * 1024
-"""SQLite's page cache during filling: keys are random, so with less, each cell rewrites most index pages."""
+"""SQLite's page cache during filling. Keys are random, so with a smaller cache each cell rewrites most index pages."""
 TARGET_MILLISECONDS = 100.0
 SUCCESS = {
     "integrity_status": "ok",
@@ -85,7 +85,7 @@ class Filling:
     database: Database
     records: int
     settled: bool = False
-    """Whether all units have succeeded, as in a ledger's past, where no work is left."""
+    """Whether all units of the records have succeeded, so that no work is left."""
     made: int = 0
 
     def fill(self) -> None:
@@ -128,7 +128,7 @@ class Filling:
         tx.run("ledger.claim", everything).close()
         self._settle(tx, units[CLAIMS:] if claimed else units, run_id, stamp)
         if claimed:
-            # The leases of the runs end an hour apart.
+            # The leases of the runs end one after the other, an hour apart.
             lease = {"worker_id": "benchmark", "expires_at": rfc3339(NOW + timedelta(hours=1 + number % CLAIMED_CELLS))}
             tx.run("ledger.acquire_lease", where | lease, at=stamp["at"])
 
@@ -207,7 +207,7 @@ class Timing:
             "wal list --partition (old)": {"partition": old},
             "wal list --partition --dataset": {"partition": old, "dataset": "hrrr"},
             "wal list --error-code": {"code": "missing_object"},
-            "wal list --error-code (of nothing)": {"code": "no_such_code"},
+            "wal list --error-code (no match)": {"code": "no_such_code"},
             "wal list, every filter": {
                 "status": Status.FAILED,
                 "dataset": "hrrr",
@@ -254,7 +254,7 @@ class Timing:
                 )
             _expect(len(found))
 
-        self._time("recovery scan, nothing lost", lambda: self._released(NOW), TARGET_MILLISECONDS)
+        self._time("recovery scan, no lost claim", lambda: self._released(NOW), TARGET_MILLISECONDS)
         self._time(f"claim of {CLAIMS:,}", claim, TARGET_MILLISECONDS, repetitions=3)
         self._time("retry_due, 1,000 due", self._retried, None)
         hours = count(1)
@@ -264,11 +264,11 @@ class Timing:
             at = NOW + timedelta(hours=next(hours), minutes=1)
             _expect(self._released(at))
 
-        # Claims of this run have leases of minutes; they must not count.
+        # The leases of these claims last only minutes; without this update they would count as expired.
         longer = sa.text("UPDATE nodd_wal_leases SET expires_at = :later WHERE substr(ingest_run_id, 1, 7) = 'claims-'")
         with self.database.transaction() as tx:
             tx.connection.execute(longer, {"later": rfc3339(NOW + timedelta(days=1))})
-        # Two moves a unit, to failed and to pending.
+        # Two transitions per unit, to failed and to pending.
         self._time(f"recovery, {CLAIMS:,} expired claims", recover, None, repetitions=CLAIMED_CELLS)
 
     def _found(self, **filters: Any) -> list[NoddWalRecord]:
@@ -324,7 +324,7 @@ def filled(database: Database, records: int, *, settled: bool = False) -> int:
     filling = Filling(database=database, records=records, settled=settled)
     filling.fill()
     if database.dialect == "postgresql":
-        # The work of autovacuum and checkpointer after filling, done here because it must not be measured.
+        # The work of autovacuum and checkpointer after filling is done here, so that it is not measured.
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
             connection.exec_driver_sql("CHECKPOINT")
@@ -333,7 +333,7 @@ def filled(database: Database, records: int, *, settled: bool = False) -> int:
 
 @contextmanager
 def fresh(kind: str, *, folder: Path | None = None) -> Iterator[str]:
-    """Yield the URL of a database of this kind; in `folder` it is kept for the next call."""
+    """Yield the URL of a database of this kind; a database in `folder` is kept for the next call."""
     with tempfile.TemporaryDirectory(prefix="kfm-benchmark-", ignore_cleanup_errors=True) as temporary:
         home = folder or Path(temporary)
         if kind == "sqlite":

@@ -1,4 +1,4 @@
-"""The objects of a benchmark in a folder ROOT/bucket/key, and their messages.
+"""The objects of a benchmark, in a folder ROOT/bucket/key, and the messages that announce them.
 
 Belongs here: the choice of samples, and their files: small, or of real size with their sidecars. Does not belong here:
 reading and serving them (`store.py`).

@@ -38,7 +38,7 @@ def lacking() -> str | None:
 def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
     """Run Debian's server on a loopback port with temporary data; yield the URL of `postgres`.
 
-    `settings` are the server's own, as NAME=VALUE.
+    `settings` are settings of the server, as NAME=VALUE.
     """
     with tempfile.TemporaryDirectory(prefix="kfm-postgis-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -25,7 +25,7 @@ CRASH_SECONDS = 30
 class RestartablePostgres:
     """A server with its data in `folder`, kept for the next start, while the context is open.
 
-    `settings` are the server's own (postgresql.conf), which are kept with the data.
+    `settings` are settings of the server (postgresql.conf), which are kept with the data.
     """
 
     def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
@@ -34,7 +34,7 @@ class RestartablePostgres:
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start. Raises DatabaseUnavailableError without the extra `demo`, or if it does not start."""
+        """Start the server. Raises DatabaseUnavailableError without the extra `demo`, or if the start fails."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -76,8 +76,8 @@ def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None
 def _pgserver() -> Any:
     """Import the wheel without the warning of platformdirs.
 
-    The wheel asks platformdirs for the user's runtime folder, but uses the temporary folder; platformdirs warns without
-    such a folder, as in a container. Sockets are there only if the data folder's path is too long for a socket.
+    The wheel requests the user's runtime folder from platformdirs, which warns if there is none, as in a container. The
+    wheel then uses the temporary folder, and only for sockets, if the data folder's path is too long for a socket.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

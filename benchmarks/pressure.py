@@ -2,10 +2,10 @@
 
     python -m benchmarks.pressure [--rate UNITS/S] [--seconds N] [--clean-seconds N] [--json]
 
-Meanwhile no dead row can be removed, so every version of a row remains, and every query passes it. The same work runs
-three times: before the snapshot, under it, and after it. One batch at a time is recorded, claimed and settled in one
-dataset and day, where versions cost most; only the ledger's own calls are timed. With `--rate`, the work has the rate
-of a deployment, otherwise the maximum of the database. Does not belong here: the cost of other statements
+Meanwhile no dead row can be removed, so every version of a row remains, and every query reads past it. The same work
+runs three times: before the snapshot, under it, and after it. One batch at a time is recorded, claimed and settled, in
+one dataset and day, where row versions cost most; only the ledger's own calls are timed. With `--rate`, the work has
+the rate of a deployment, otherwise the maximum rate of the database. Does not belong here: the cost of other statements
 (`ledger.py`).
 """
 
@@ -54,9 +54,10 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Figures of a phase; `first_` and `last_per_second` are of its first and last minute.
+    """Figures of a phase; `first_per_second` and `last_per_second`: its first and last minute.
 
-    Rates are of the ledger's calls alone; `ms_per_batch` is the time of each call in the last minute.
+    Rates count only the time of the ledger's calls, `done_per_second` the whole time. `ms_per_batch` is the time of
+    each call in the last minute.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Seconds from the first batch's begin to this batch's, and of each call of the ledger."""
+    """Seconds from the begin of the first batch to the begin of this batch, and of each call of the ledger."""
 
     began: float
     calls: dict[str, float]

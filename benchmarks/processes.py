@@ -20,9 +20,9 @@ RUN = "run"
 def cpu_seconds_of(pids: Sequence[int]) -> float:
     """Return the CPU seconds of processes and all their descendants, live and ended.
 
-    Runs are forked by a process that the code server never waits for (ADR 016), so the system's sum for this process
-    (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once the parent waited for it,
-    so call this while the processes run. Only Linux reports the time of ended children.
+    Runs are forked by a process for which the code server never waits (ADR 016), so the system's sum for this process
+    (`getrusage(RUSAGE_CHILDREN)`) lacks the runs. The time of an ended process is added to its parent's only if the
+    parent has waited for it, so call this while the processes run. Only Linux reports the time of ended children.
     """
     total = 0.0
     for root in map(psutil.Process, pids):

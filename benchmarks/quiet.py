@@ -39,7 +39,7 @@ WARM_SECONDS = 65
 
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
-    """Percent of one core over `seconds`; the total is without the database's server."""
+    """Percent of one core over `seconds`; the total excludes the database's server."""
 
     database: str
     seconds: float

@@ -1,9 +1,9 @@
 """Samples of real size, so that offsets and requests are real: unread parts are holes.
 
 A sample has true headers and hardly any data. Here GRIB2 messages get a data section of real size, a volume gets the
-records of its further cuts, a NetCDF-4 file the space of its chunks; in a sparse file these take no disk. Two parts
-stay small: the number of messages (3 or 4; HRRR has 173 to 1,200), and so the index; and the bzip2 blocks of a volume's
-first and last records. Belongs here: stretching each format. Does not belong here: the files' places (`objects.py`).
+records of its further sweeps, and a NetCDF-4 file gets the space of its chunks; in a sparse file these parts take no
+disk. Two parts stay small: the index, because a file has only 3 or 4 messages (HRRR has 173 to 1,200), and the bzip2
+blocks of a volume's first and last records. Belongs here: stretching each format. Does not belong here: `objects.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def hrrr_index(sample: str, pieces: Pieces) -> str:
 
 
 def stretch_volume(_key: str, content: bytes) -> Pieces:
-    """Put records of true size, their bytes a hole, between the first radials and the rest."""
+    """Insert records of true size, with holes as bytes, between the first radials and the others."""
     first = _after_record(content, _after_record(content, _VOLUME_HEADER))
     holes = [(first + number * (RECORD_BYTES + 4), struct.pack(">i", RECORD_BYTES)) for number in range(VOLUME_RECORDS)]
     return [(0, content[:first]), *holes, (first + VOLUME_RECORDS * (RECORD_BYTES + 4), content[first:])]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.report [--units 10000] [--only-missing] [--match hrrr.*postgresql]
 
-Each row is a separate command, which the document lists. Its output is stored beside the benchmark's files, so that
+Each row is a separate command, which the document lists. The command's output is stored in `--home`, so that
 rows can be measured one at a time. If a command fails, the report fails, and the document stays unchanged.
 Belongs here: the list of commands, and running them. Does not belong here: the document's form (`report_page.py`).
 """
@@ -32,7 +32,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 ROOT = Path(__file__).resolve().parent.parent
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
 LATENCIES_MS = {"goes-abi": ("50",), "nexrad-l2": ("50",), "hrrr": ("0", "20", "50", "100")}
-"""Answer times of the store; a single dataset has several, because their effect is the same in all datasets."""
+"""Answer times of the store. Only one dataset is measured with all of them, because the effect is the same in all."""
 TABLES = ("store", "remote", "growth", "intake", "pressure", "latency", "quiet")
 RATES = (1, 10, 50)
 GROWTH = (1_000, 10_000)
@@ -150,7 +150,7 @@ def _revision() -> str:
     multiple=True,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="Units of each backlog; again for further sizes.",
+    help="Units of each backlog; repeat the option for further sizes.",
 )
 @click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Seconds of publishing.")
 @click.option("--match", default="", help="Measure only commands that match this regular expression.")

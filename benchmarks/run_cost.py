@@ -1,6 +1,6 @@
 """The share of gates and audit in a run: a dataset's chain in this process, by its spans.
 
-Without Dagster, whose cost does not depend on the gates: the shares are of the chain alone, and therefore maxima.
+Dagster is left out, because its cost does not depend on the gates: the shares of the chain without Dagster are maxima.
 Belongs here: the measurement. Does not belong here: the measured objects (`backlog.py`).
 """
 
@@ -35,7 +35,7 @@ class RunCost:
     parts: dict[str, Spent]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the seconds of the run, and the share of each part and of all, in [0, 1]."""
+        """Return the seconds of the run, and the share of each part and of all parts, from 0 to 1."""
         both = {"wall": "seconds", "cpu": "cpu_seconds"}
         shares: dict[str, float] = {}
         for name, field in both.items():

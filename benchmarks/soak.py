@@ -1,4 +1,4 @@
-"""The soak: all measurements that are too long for the tests, with their figures.
+"""The soak: runs all measurements that are too long for the tests, and prints their figures.
 
     python -m benchmarks.soak [PART ...] [--scale FRACTION]
 
@@ -23,7 +23,7 @@ from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_STRIDE = 15
-"""Stride of the crash matrix; each operator has more crash points, so it dies in each operator at least once."""
+"""Stride of the crash matrix; each operator has more crash points than this, so each operator dies at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)

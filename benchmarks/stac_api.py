@@ -1,4 +1,4 @@
-"""The STAC API beside the catalog: its loading against pgstac's, its effect on readers.
+"""The STAC API beside the catalog: its loading compared with pgstac's, its effect on readers.
 
     python -m benchmarks.stac_api --items 10000 [--json]
 
@@ -134,7 +134,7 @@ def _raw_load(database: str, folder: Path, contract: DatasetContract, items: int
 
 
 def _follow(database: str, folder: Path, items: int, day: int) -> float:
-    """Load by the follower; return the seconds without the making of the Items."""
+    """Load by the follower; return the seconds, without the time to make the Items."""
     follower = PgstacFollower(StacApiDatabase(database), FolderPublisher(folder))
     contract = ContractRegistry.load()[DATASET]
     changes = _changes(items, day)
@@ -246,7 +246,7 @@ def _search(url: str, times: int) -> None:
 
 
 def _questions() -> Iterator[str]:
-    """Boxes of five degrees and windows of two hours on the first day, some Items each."""
+    """Yield boxes of five degrees with windows of two hours on the first day; each matches some Items."""
     chance = random.Random(SEED)  # noqa: S311, the same questions each time
     while True:
         west, south = chance.uniform(-130, -75), chance.uniform(-40, 35)

@@ -27,7 +27,7 @@ REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
 class StoreServer:
     """A server over ROOT/bucket/key while the context is open; `latency_ms` delays answers.
 
-    Unless `odd_every` is 0, one of so many answers about objects is an answer that S3 never gives.
+    Unless `odd_every` is 0, one in `odd_every` answers about objects is an answer that S3 never gives.
     """
 
     def __init__(self, root: Path, *, latency_ms: float, odd_every: int = 0) -> None:
@@ -61,7 +61,7 @@ class StoreServer:
         return self._server.endpoint_url
 
     def environment(self, *, all_remote: bool) -> dict[str, str]:
-        """Variables to read objects here; `all_remote` puts the deployment's files here, too."""
+        """Variables to read objects from this server; `all_remote` puts the deployment's files there, too."""
         own = {
             f"KFM_{name.upper()}_URL": f"s3://{OWN_BUCKET}/{name}"
             for name in ("storage", "catalog", "lineage")

@@ -18,7 +18,7 @@ MOST_KEYS = 1000
 
 
 def listing(root: Path, bucket: str, query: Mapping[str, str], etag_of: Callable[[Path], str]) -> bytes:
-    """Return one page as XML; the token of a page is the last entry of the page before it."""
+    """Return one page as XML; the token of a page is the last entry of the previous page."""
     base = root / bucket
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     after = query.get("continuation-token") or query.get("start-after", "")
@@ -50,7 +50,7 @@ def listing(root: Path, bucket: str, query: Mapping[str, str], etag_of: Callable
 
 
 def _entries(base: Path, prefix: str, *, deep: bool) -> Iterator[str]:
-    """Yield the keys in the prefix's folder; of its folders all keys (`deep`) or their names."""
+    """Yield the keys in the prefix's folder; of subfolders all keys (`deep`), or only the names."""
     folder = base / prefix.rpartition("/")[0]
     for where, folders, files in os.walk(folder):
         within = Path(where).relative_to(base).as_posix()

@@ -3,10 +3,11 @@
     python -m benchmarks.store_server ROOT --latency-ms 50 [--odd-every 100]
 
 GET (whole, by Range, with If-Match), HEAD, PUT (with If-None-Match: *), DELETE and ListObjectsV2, path-style, on
-loopback; signatures are not checked. It prints its port, and ends with its parent. `GET /__counts` returns the counts
-since the last such request. The delay begins when a request is complete, and delays run concurrently, as with a distant
-store; bandwidth is free. With `--odd-every N`, one of N answers about objects is an answer that S3 never gives.
-Does not belong here: starting it (`store.py`), and the objects in the folder.
+loopback; signatures are not checked. The server prints its port, and ends with its parent. `GET /__counts` returns the
+counts since the last request of this kind. The delay begins when a request is complete, and delays run concurrently, as
+with a distant store; bandwidth is unlimited. With `--odd-every N`, one in N answers about objects is an answer that S3
+never gives.
+Does not belong here: starting the server (`store.py`), and the objects in the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kfm_dagster.demo.child_server import end_with_parent
 
 COUNTS = "/__counts"
 WHOLE_BYTES = 8 * 1024 * 1024
-"""Up to this size an ETag is the MD5 of the bytes; a larger upload comes in parts (AWS CLI `multipart_threshold`)."""
+"""At most up to this size an ETag has the form of an MD5; a larger upload has parts (AWS CLI `multipart_threshold`)."""
 _END = b"\r\n\r\n"
 _TYPE = ("Content-Type", "binary/octet-stream")
 
@@ -61,7 +62,7 @@ CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFail
 def etag_of(path: Path) -> str:
     """Return a file's ETag without quotes, in the form of an MD5 or, if large, of parts.
 
-    Its digest is of name and size, because large objects are mostly holes, which should not be read.
+    The digest is that of name and size, because large objects are mostly holes, which should not be read.
     """
     status = path.stat()
     return _etag(str(path), status.st_size, status.st_mtime_ns)
@@ -84,7 +85,7 @@ class Store:
         self.counts["at_once"] = max(self.counts["at_once"], self._at_once)
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Execute a request, and count it: requests by kind, bytes out and in."""
+        """Execute a request, and add it to the counts: requests by kind, sent and received bytes."""
         self._at_once -= 1
         path, _, query = target.partition("?")
         name = unquote(path).strip("/")
@@ -152,7 +153,7 @@ class Store:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: a request after the other, each answered after the latency."""
+    """One connection: its requests are answered one after the other, each after the latency."""
 
     def __init__(self, store: Store, latency_seconds: float) -> None:
         self._store = store
@@ -254,7 +255,7 @@ async def _serve(root: Path, latency_seconds: float, odd_every: int) -> None:
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Delay of each answer.")
-@click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
+@click.option("--odd-every", default=0, type=click.IntRange(0), help="Make every N-th answer odd; 0: none.")
 def main(*, root: Path, latency_ms: float, odd_every: int) -> None:
     """Serve ROOT/bucket/key on a loopback port, which is printed, until standard input ends."""
     end_with_parent()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from benchmarks.postgres import RestartablePostgres
 
 EXHAUSTED_SECONDS = 3.0
-"""Time without a free connection: some attempts of every process, and less than a lease."""
+"""Time without a free connection: enough for some attempts of every process, and less than a lease."""
 END_BACKENDS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
@@ -24,7 +24,7 @@ Strike = Callable[[], None]
 
 
 def strikes_on(server: RestartablePostgres) -> Sequence[Strike]:
-    """Return the strikes: a crash, the end of every session, and no connection left for a time."""
+    """Return the strikes: a crash, the end of every session, and a time without free connections."""
 
     def end_backends() -> None:
         with _engine(server).connect() as connection:
@@ -35,7 +35,7 @@ def strikes_on(server: RestartablePostgres) -> Sequence[Strike]:
         with ExitStack() as held:
             until = time.monotonic() + EXHAUSTED_SECONDS
             while time.monotonic() < until:
-                # Refused once none is left; connections that processes release meanwhile are taken, too.
+                # Refused when no connection is free; connections that processes release meanwhile are taken, too.
                 with suppress(sa.exc.OperationalError):
                     while True:
                         held.enter_context(engine.connect())

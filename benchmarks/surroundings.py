@@ -38,7 +38,7 @@ class Place:
     def __post_init__(self) -> None:
         """Refuse impossible combinations. Raises click.UsageError."""
         if self.all_remote and self.store_latency_ms is None:
-            raise click.UsageError("--all-remote needs a store: give --store-latency-ms as well")
+            raise click.UsageError("--all-remote needs a store: set --store-latency-ms, too")
 
     @classmethod
     def taken_from(cls, given: dict[str, Any]) -> Place:
@@ -50,7 +50,7 @@ class Place:
 class Surroundings:
     """A place whose servers run; the store serves the folder `objects` (ROOT/bucket/key).
 
-    `traces`: the variables by which a deployment sends its traces to the collector; none without a collector.
+    `traces`: the variables by which a deployment sends its traces to the collector; empty without a collector.
     """
 
     place: Place

@@ -1,10 +1,10 @@
-"""The speed-up by more workers on one queue, whose few parallel reads wait for the store.
+"""The speed-up by more workers on one queue; each has few parallel reads, which wait for the store.
 
     python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql [--json]
 
-Each row is a new deployment with a number of `kfm worker` processes, and a backlog in proportion. Belongs here: the
-workers and their rates. Does not belong here: one deployment's own rate (`backlog.py`), the maximum rate of the
-database alone (`pressure.py`).
+Each row is a new deployment with a number of `kfm worker` processes, and a backlog in proportion to this number.
+Belongs here: the workers and their rates. Does not belong here: the rate of a deployment by runs (`backlog.py`), the
+maximum rate of the database (`pressure.py`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _worked(
     with FastQueue(fauxqs, latency_ms=options.place.queue_latency_ms) as queue:
         queue.fill(bodies)
         with environment({**queue.environment(), **around.variables(), **own}):
-            # Workers that opened Dagster's new home at once would corrupt it.
+            # If several workers opened Dagster's new home at the same time, they would corrupt it.
             subprocess.run([_KFM, "init"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
             pipeline = Pipeline.open(Settings.load())
             database = list(around.database.pids.values())
@@ -133,10 +133,17 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 
 @click.command(context_settings={"max_content_width": 100})
 @click.option(
-    "--workers", multiple=True, default=[1, 2], show_default=True, type=click.IntRange(1, 64), help="So many at once."
+    "--workers",
+    multiple=True,
+    default=[1, 2],
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of workers; repeat the option for further rows.",
 )
 @click.option("--units", default=1500, show_default=True, type=click.IntRange(1, 100_000), help="Units of each worker.")
-@click.option("--reads", default=8, show_default=True, type=click.IntRange(1, 1000), help="At a time, of each worker.")
+@click.option(
+    "--reads", default=8, show_default=True, type=click.IntRange(1, 1000), help="Parallel reads of each worker."
+)
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:

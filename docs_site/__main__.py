@@ -45,17 +45,17 @@ def build(folder: Path) -> None:
 
 
 def navigation(entries: list[Any], there: set[str]) -> list[Any]:
-    """Replace patterns by pages. Raises SiteError unless the navigation has each page once."""
+    """Replace patterns by pages. Raises SiteError unless the navigation has each page exactly once."""
     rest = there - set(_named(entries))
     filled = _filled(entries, rest)
     placed = _named(filled)
     without, unknown = sorted(there - set(placed)), sorted(set(placed) - there)
     if without or unknown or len(set(placed)) < len(placed):
         raise SiteError(
-            "the navigation does not have each page once",
+            "the navigation does not have each page exactly once",
             observed=f"pages without an entry {without}, entries without a page {unknown}, {len(placed)} entries of "
             f"{len(there)} pages",
-            next_step="name each page once in docs_site/mkdocs.yml",
+            next_step="name each page exactly once in docs_site/mkdocs.yml",
         )
     return filled
 

@@ -1,4 +1,4 @@
-"""Reference of the rooms that others import: their exports with signature and docstring."""
+"""Reference of the rooms that users import: their exports with signature and docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of the `kfm` command: the `--help` of it and of every command below it."""
+"""Reference of the command `kfm`: its `--help`, and that of every command below it."""
 
 from __future__ import annotations
 

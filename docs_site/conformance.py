@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def claimed() -> Iterator[tuple[str, str]]:
-    """Yield each claimed clause with its test, or with its module if the mark is not on a test."""
+    """Yield each claimed clause with its test, or with the module if the mark is not on a test."""
     for path in (ROOT / "kfm_dagster_tests").rglob("test_*.py"):
         source = path.read_text(encoding="utf-8")
         if "mark.clause(" in source:

@@ -1,4 +1,4 @@
-"""The site's pages: those of `docs/`, README, CONTRIBUTING, CHANGELOG, and the reference."""
+"""The site's pages: `docs/`, README, CONTRIBUTING, CHANGELOG, and the reference."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(folder: Path) -> None:
 
 
 def _address(link: re.Match[str], *, page: str, source: str) -> str:
-    """Return a link's target in the site, which has the content of `docs/` at the top."""
+    """Return a link's target in the site, whose top folder has the content of `docs/`."""
     target, anchor = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1])), link[2] or ""
     target = BESIDE.get(target, HOME if target == "docs/README.md" else target.removeprefix("docs/"))
     return posixpath.relpath(target, posixpath.dirname(page) or ".") + anchor

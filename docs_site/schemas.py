@@ -22,7 +22,7 @@ FILES = {
     "replay-selection.schema.json": "A selection of `kfm replay`",
     "chaos-plan.schema.json": "A plan of faults (`KFM_CHAOS_PLAN`)",
 }
-"""Schemas of files that people write, each with its title; the page of contracts has the other one."""
+"""Schemas of files that people write, each with its title; the schema of contracts is on their own page."""
 _BOUNDS = {
     "minimum": "at least",
     "exclusiveMinimum": "more than",
@@ -79,7 +79,7 @@ def contracts() -> str:
 
 
 def configuration_files() -> str:
-    """Return the page of the other files that people write."""
+    """Return the page of the files in SCHEMAS."""
     lines = [
         "# Configuration files",
         "",

@@ -14,7 +14,7 @@ _BEGIN = re.compile(r"^CREATE (TABLE|VIEW) (\w+)")
 _COLUMN = re.compile(r"^    (\w+) @?([\w.]+(?:\([^)]*\))?)(.*?),?$")
 _CONSTRAINT = re.compile(r"^    CONSTRAINT (\w+)")
 _TYPES = {"id": "text", "bigserial": "integer", "serial": "integer", "bigint": "integer"}
-"""Names of types on the page, by the column macro, where they differ."""
+"""Names of types on the page, by column macro, if the names differ."""
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, with a blank line after it; none without rows."""
+    """Return the lines of a table, with a blank line at the end; no lines without rows."""
     lines = [f"| {' | '.join(cell(value) for value in row)} |" for row in rows]
     return [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *lines, ""] if lines else []
 

@@ -26,8 +26,8 @@ def page() -> str:
     lines = [
         "# States, reasons and codes",
         "",
-        "Each is an enum of the code, so a record has no other word. The dataset's [contract](contracts.md) defines",
-        "whether a unit continues after a finding of an operator. [Alerts](../alerts.md) has the rules,",
+        "Each list is an enum of the code, so a record has no other word. The dataset's [contract](contracts.md)",
+        "defines whether a unit continues after a finding of an operator. [Alerts](../alerts.md) has the rules,",
         "[validation errors](../runbooks/validation-errors.md) the repairs.",
         "",
     ]

@@ -1,1 +1,1 @@
-"""Chaos: faults on purpose, in a real deployment, by a plan that can be repeated. Never in prod."""
+"""Chaos: faults on purpose, in a real deployment, by a repeatable plan; refused in prod."""

@@ -1,8 +1,8 @@
 """The counters: occasions and firings of each rule of a plan, over all processes, and the log of firings.
 
-A folder with a file per rule (`<rule>.count`: occasions, firings) under a file lock, and `injected.ndjson`, to which
-every firing is appended before it takes effect. A kill at any moment leaves both intact. Belongs here: counts that
-outlive processes. Does not belong here: when a rule fires.
+A folder has a file per rule (`<rule>.count`: occasions, firings), written under a file lock, and `injected.ndjson`, to
+which every firing is appended before it takes effect. A kill at any moment leaves the files intact. Belongs here:
+counts that outlive processes. Does not belong here: when a rule fires.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDTH = 12
 
 
 class FaultCounters:
-    """Counts in a folder. Any number of threads and processes of one machine may share it."""
+    """Counts in a folder, which any number of threads and processes of one machine may share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class FaultCounters:
             return seen + 1 if hit else None
 
     def counts(self, rule: str) -> tuple[int, int]:
-        """Occasions and firings of a rule so far."""
+        """Occasions and firings of a rule until now."""
         with self._locked(rule) as handle:
             return _read(handle)
 

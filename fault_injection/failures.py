@@ -1,4 +1,4 @@
-"""The failure of each dependency: the exception that code at a failpoint gets if the real dependency does not answer.
+"""The failure of each dependency: the exception by which the real dependency reports that it does not answer.
 
 Belongs here: a table from dependency to exception. Another exception would test a path that no outage takes.
 """
@@ -38,7 +38,7 @@ _KIND: Mapping[str, Callable[[str], Exception]] = {
     "artifact": GenericError,
     "landing": GenericError,
 }
-"""By the first part of a failpoint's name; a stage has no dependency that could fail."""
+"""Exceptions by the first part of a failpoint's name; a stage has no dependency that could fail."""
 
 
 def can_fail(failpoint: Failpoint) -> bool:

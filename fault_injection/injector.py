@@ -27,7 +27,7 @@ from kfm_dagster.failpoints import Failpoint, Labels
 from kfm_dagster.settings import Environment, Settings
 
 PLAN_VARIABLE = "KFM_CHAOS_PLAN"
-"""Variable with the file of the plan; not a setting of the product, which never reads it."""
+"""Variable that names the plan's file. It is not a setting, because the product never reads it."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Injector:
 
 
 def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
-    """Return whether a rule that fired `fired` times fires at an occasion; only these count, so plans repeat."""
+    """Return whether a rule with `fired` firings fires at an occasion; no other state counts, so plans repeat."""
     if rule.nth is not None:
         return occasion == rule.nth
     if rule.at_most is not None and fired >= rule.at_most:
@@ -102,8 +102,8 @@ def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
 def activate(settings: Settings) -> Injector:
     """Activate the plan of KFM_CHAOS_PLAN in this process.
 
-    Its state folder is `$KFM_HOME/chaos/<digest of the plan>`. Raises ConfigurationError in prod, without a plan, and
-    for an invalid plan; then no plan is active.
+    The plan's state folder is `$KFM_HOME/chaos/<digest of the plan>`. Raises ConfigurationError in prod, without a
+    plan, and for an invalid plan; then no plan is active.
     """
     if settings.env is Environment.PROD:
         raise ConfigurationError(

@@ -20,7 +20,7 @@ from kfm_dagster.failpoints import Failpoint
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
-"""A longer wait is like a death, for which `kill` exists; a run's heartbeat and a sensor's tick are a minute, too."""
+"""A longer wait has the effect of a `kill`: a heartbeat's pause and a sensor's tick take at most a minute, too."""
 MAX_SKEW_SECONDS = 7 * 24 * 3600
 
 LabelName = Literal["dataset", "operator", "partition", "run", "units"]
@@ -39,7 +39,7 @@ class _Rule(Strict):
     @model_validator(mode="after")
     def _one_way_to_count(self) -> _Rule:
         if self.nth is not None and (self.probability is not None or self.at_most is not None):
-            raise ValueError("nth alone, or probability and at_most: the n-th occasion comes once")
+            raise ValueError("nth alone, or probability and at_most: the n-th occasion occurs only once")
         return self
 
 
@@ -61,19 +61,19 @@ class _AtSeam(_Rule):
 
 
 class Kill(_AtSeam):
-    """The process kills itself with SIGKILL."""
+    """The process that reaches the failpoint kills itself with SIGKILL."""
 
     fault: Literal["kill"]
 
     @model_validator(mode="after")
     def _ends(self) -> Kill:
         if self.nth is None and self.at_most is None:
-            raise ValueError("nth or at_most: a deployment that is killed without end never finishes")
+            raise ValueError("nth or at_most: a deployment that is killed again and again never finishes")
         return self
 
 
 class Error(_AtSeam):
-    """The call at the failpoint fails as its dependency does; after the call, its answer is lost."""
+    """The call at the failpoint fails like its dependency; at a failpoint after a call, the call's answer is lost."""
 
     fault: Literal["error"]
 
@@ -103,13 +103,13 @@ class Plan(Strict):
     """A chaos plan. The same seed gives the same decisions for the same occasions."""
 
     apiVersion: Literal["kfm.nodd.chaos/v1"]  # noqa: N815, the key of the file
-    seed: int = Field(0, description="Of the chances of every rule with a probability.")
+    seed: int = Field(0, description="Seed of the random decisions of every rule with a probability.")
     rules: list[Annotated[Rule, Field(discriminator="fault")]] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _unique_names(self) -> Plan:
         if twice := _repeated(rule.name for rule in self.rules):
-            raise ValueError(f"rules with names of their own; {twice} is there twice")
+            raise ValueError(f"rules with different names; {twice} is there twice")
         return self
 
 

@@ -1,7 +1,7 @@
 """The producer: announces objects as a standard queue may in the worst case: twice, late, out of order; by a seed.
 
 Amazon SQS promises at-least-once delivery and best-effort ordering ("Amazon SQS standard queues", Developer Guide);
-the two other services between S3 and us promise no more. Belongs here: the disorder of deliveries. Does not belong
+S3's event notifications and SNS promise no more. Belongs here: the disorder of deliveries. Does not belong
 here: the announced objects (`pathologies.py`, `demo/sample_day.py`), and announcing (`demo/feed.py`).
 """
 
@@ -46,7 +46,7 @@ def disordered(events: Sequence[Event], disorder: Disorder) -> tuple[list[Event]
             if chance.random() < disorder.late:
                 late.append(event)
             else:
-                # The number breaks ties, so that events need no order of their own.
+                # The number breaks ties, so that events need not be comparable.
                 timely.append((place + chance.uniform(0, disorder.displaced), len(timely), event))
     chance.shuffle(late)
     return [event for _, _, event in sorted(timely, key=lambda entry: entry[:2])], late

@@ -1,4 +1,4 @@
-"""Stories of a feed: objects stored, announced and drained in some order, with the expected outcome of each.
+"""Stories of a feed: objects are stored, announced and drained in some order, with the expected outcome of each.
 
 Belongs here: the values of a pathology, and `play`. Does not belong here: the corpus (`pathologies.py`), or the caller:
 a test over a folder, or a deployment through `kfm_dagster.demo.feed.Feed`.
@@ -35,7 +35,7 @@ class Version:
 
     @property
     def etag(self) -> str:
-        """MD5, as of an object put in one part."""
+        """The ETag: an MD5, as of an object that was stored in one part."""
         return hashlib.md5(self.content, usedforsecurity=False).hexdigest()
 
     @property
@@ -46,7 +46,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """Store this under the version's key in the bucket, in place of any earlier content."""
+    """Store the content under the version's key in the bucket, in place of any earlier content."""
 
     version: Version
     content: bytes | None = None
@@ -85,8 +85,8 @@ class ExpectedOutcome:
 class Pathology:
     """A story, its steps, and its expected end.
 
-    `shown` are the versions that Items show, one each. `closed` are the shown versions that were read again as the last
-    chunk of a volume that a later volume closed; their Items state this.
+    `shown` are the versions that Items show, one version per Item. `closed` are those of the shown versions that were
+    read again as the last chunk of their volume, because a later volume closed it; their Items state this.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""The in-toto statement of a release: which files it is, and from which commit and lock they were built.
+"""The in-toto statement of a release: its files, and the commit and the lock that they were built from.
 
     python deploy/release/statement.py dist --builder https://ci.example.org/kfm > dist/provenance.intoto.json
 
-An in-toto Statement v1 with SLSA's provenance v1, unsigned: who publishes signs it (cosign attest-blob, gpg). The
-subjects are the wheel and the sdist of the folder; SBOMs beside them (*.cdx.json) are named as by-products. The same
-files, commit and builder give the same bytes.
+An in-toto Statement v1 with SLSA's provenance v1. It is unsigned: the publisher of the release signs it (cosign
+attest-blob, gpg). The subjects are the wheel and the sdist of the folder; SBOMs in the folder (*.cdx.json) are named as
+by-products. The same files, commit and builder give the same bytes.
 """  # noqa: INP001, a script, in no package
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_TYPE = "urn:kfm:nodd:build:uv-build/v1"
-"""How it was built: `make dist` in a checkout of the commit, with the tools that the lock names."""
+"""Type of the build: `make dist` in a checkout of the commit, with the tools that the lock names."""
 
 
 def statement(folder: Path, *, builder: str, commit: str) -> dict[str, Any]:

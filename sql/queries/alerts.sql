@@ -76,7 +76,7 @@ events AS (
         kind = 'replay' AND event = 'diverged'
         AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
-    -- The same for a unit that was ingested again by a replay of units.
+    -- Also if a unit that was ingested again gave another result, without approval.
     SELECT 'replay_divergence', record.dataset, made.at, made.replay_run_id, record.dataset
     FROM nodd_wal_outcomes AS made
     INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id
@@ -127,7 +127,7 @@ events AS (
                 AND good.time_range_start = worse.time_range_start AND good.status || '' = 'succeeded'
         )
     UNION ALL
-    -- A silence lasts until something is announced, so its event is now.
+    -- A silence lasts until an object is announced, so its event has the time of the evaluation.
     SELECT 'silent_feed', dataset, @as_time(:now), CAST(NULL AS text), product
     FROM nodd_gaps
     WHERE kind = 'silence' AND closed_at IS NULL
@@ -195,8 +195,8 @@ WHERE
 RETURNING alert_id;
 
 -- name: tell
--- No notification within the window of suppression after any alert of the same rule and subject was notified, except
--- for an alert that has just escalated. An evaluation notifies an alert once.
+-- An alert is not notified within `suppress` after the last notification of an alert of the same rule and subject,
+-- unless it has just escalated. An evaluation notifies an alert once.
 UPDATE alerts SET notifications = alerts.notifications + 1, last_notified_at = :now
 FROM @batch(:terms, t, rule text, quiet_since time, audience json)
 WHERE

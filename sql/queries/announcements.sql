@@ -41,7 +41,7 @@ WHERE
     AND announcements.state IN ('open', 'refused');
 
 -- name: failed
--- A failure counts only if the receiver accepts other events meanwhile; a receiver that accepts none is down.
+-- A failure counts only if the receiver accepts other events meanwhile; a receiver that accepts no event is down.
 UPDATE announcements SET
     failing_since = coalesce(announcements.failing_since, @as_time(:begun_at)), last_error = e.error,
     attempts = announcements.attempts + CASE
@@ -70,7 +70,7 @@ WHERE
     AND announcements.state IN ('open', 'refused');
 
 -- name: forget
--- Every current Item is sent again, except for withdrawn Items, which the receiver knows to be gone.
+-- Every current Item is sent again. Withdrawals are not, because the receiver already has them.
 UPDATE announcements SET state = 'open', attempts = 0, failing_since = NULL, last_error = NULL, body = NULL
 WHERE
     subscription = :subscription AND collection_id = :collection_id

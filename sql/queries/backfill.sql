@@ -1,7 +1,7 @@
 -- Statements of backfills.
 
 -- name: due_listings
--- Scheduled listings that have not begun, and whose day no running backfill has; an earlier backfill must end first.
+-- Scheduled listings that have not begun, except for days of a running backfill, because that backfill must end first.
 SELECT listing.backfill_id
 FROM @batch(:listings, listing, backfill_id text, dataset text, day text)
 WHERE
@@ -67,7 +67,7 @@ WHERE
 ORDER BY backfill.replay_run_id;
 
 -- name: finish
--- Ends a backfill without a bulk unit that is pending, in progress, or retried automatically.
+-- Ends each backfill that has no bulk unit that is pending, in progress, or to be retried automatically.
 UPDATE replay_runs SET state = 'finished', finished_at = :at, updated_at = :at
 WHERE
     replay_run_id = :backfill_id AND state = 'running'
@@ -124,7 +124,7 @@ WHERE day.state = 'waiting' AND day.dataset IN (@each(:datasets))
 ORDER BY next.served_at NULLS FIRST, next.created_at, next.backfill_id, day.dataset;
 
 -- name: requested
--- Days whose run was requested but has not listed them yet; few, because further days wait for these.
+-- Days whose run was requested and has not listed them yet. They are few, because further days wait for them.
 SELECT day.backfill_id, day.day, day.requests, day.requested_at, day.dataset
 FROM replay_runs AS backfill
 INNER JOIN backfill_days AS day ON backfill.replay_run_id = day.backfill_id

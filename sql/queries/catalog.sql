@@ -161,7 +161,7 @@ WHERE
 RETURNING item_id;
 
 -- name: owners
--- The units of the current Items, and of the Items before them.
+-- The units of the current Items, and of the versions that these replaced.
 SELECT item.item_id, item.wal_id, item.object_uri, record.object_version
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
@@ -173,7 +173,7 @@ INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
--- Logs each promotion with the index row to be replaced, if the row is as the writer read it; else `apply` refuses it.
+-- Logs each promotion with the index row to be replaced, if the writer has read this row; else `apply` refuses it.
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
     before_sha256, wal_id, logged_at, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id,
@@ -262,7 +262,7 @@ FROM @rows(:rows, batch)
 WHERE true;
 
 -- name: changes_after
--- The next changes for a follower, up to the position of the followers that precede it.
+-- The next changes for a follower, at most until the position of the followers that precede it.
 SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM catalog_changes
 WHERE
     collection_id = :collection_id AND change_id > :after
@@ -285,7 +285,7 @@ SELECT item_id, partition_key, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id;
 
 -- name: behind
--- Collections with changes that a follower lacks and the followers before it have, unless it is deferred or claimed.
+-- Collections with changes for a follower that the preceding followers have, unless it is deferred or claimed there.
 SELECT batch.value ->> 0 AS collection_id
 FROM @rows(:collections, batch)
 LEFT JOIN outbox AS place

@@ -1,8 +1,8 @@
 -- Statements about messages.
 
 -- name: due_for_deletion
--- Open messages and their units are read by index. An aggregate is used, because for NOT EXISTS beside an OR PostgreSQL
--- would read every unit.
+-- Open messages and their units are read by index. The condition is an aggregate, because with NOT EXISTS beside an OR
+-- PostgreSQL would read every unit.
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle
 FROM nodd_wal_deliveries AS delivery
 WHERE
@@ -90,7 +90,7 @@ GROUP BY dataset, reason
 ORDER BY coalesce(dataset, ''), reason;
 
 -- name: conservation
--- Received units are counted by first history rows and announced units without a record, independently of their status.
+-- Received units are counted without the status: first rows of the history, and announced units without a record.
 -- A message in flight needs a unit, and a rejected message its reason; otherwise it can never leave the queue.
 SELECT 'units_received' AS side, '' AS name, count(*) + (
     SELECT count(DISTINCT unit.wal_id)

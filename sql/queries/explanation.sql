@@ -15,7 +15,7 @@ WHERE intent.run_id = :run_id
 ORDER BY intent.wal_id;
 
 -- name: runs_beginning
--- Without an index, because only a person asks, and the tables have few rows per run.
+-- No index is needed, because only people request this, and the tables have few rows per run.
 SELECT run_id FROM run_state
 -- Without the record that names the store of run-state (run_state/choice.py).
 WHERE substr(run_id, 1, length(:prefix)) = :prefix AND dataset_id <> 'kfm.run_state_store'
@@ -37,8 +37,8 @@ INNER JOIN catalog_promotions AS promotion ON item.promotion_id = promotion.prom
 WHERE item.collection_id = collection.collection_id AND item.item_id = :name AND promotion.run_id IS NOT NULL;
 
 -- name: latest_run
--- The newest ingest; other runs (paths, virtual stores) are explained only by id. A run's record is later than its
--- intent, so a run whose name is not a UUID is returned by its name.
+-- The newest ingest; other runs (paths, virtual stores) are explained only by id. If a run's id is not a UUID, its
+-- intent has another id. The run's record has the true id, and is returned because it is later than the intent.
 SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state WHERE @position(dataset_id || '@', :stage) > 0

@@ -12,7 +12,7 @@ FROM catalog_collections AS collection
 ORDER BY collection.collection_id;
 
 -- name: latest_run
--- The run that last ended a node of a dataset; runs of releases before intents have only records.
+-- The run that last ended a node of a dataset; a run of a release without intents has only records.
 SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state
@@ -25,7 +25,7 @@ ORDER BY found.at DESC, found.run_id DESC
 LIMIT 1;
 
 -- name: activities
--- Each node of a run once, however many contents it applied.
+-- Each node of a run, as one row, however many contents the node applied.
 SELECT
     CAST(run_id AS text) AS run_id, node, step, min(started_at) AS started_at, max(applied_at) AS ended_at
 FROM etl_wal
@@ -52,7 +52,7 @@ WHERE intent.status = 'APPLIED'
 ORDER BY intent.wal_id;
 
 -- name: objects
--- Every version of an object that has had an Item, once, even if several datasets have it as a unit. Objects without an
+-- Every version of an object that has had an Item; one row, even if it is a unit of several datasets. Objects without an
 -- Item may be confidential, so they are not named.
 SELECT DISTINCT @bytewise(record.object_uri) AS object_uri, @bytewise(record.object_version) AS object_version
 FROM nodd_wal_records AS record

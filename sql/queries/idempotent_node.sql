@@ -25,7 +25,7 @@ ORDER BY wal_id
 LIMIT :limit;
 
 -- name: pending_runs
--- Also names the status that is not wanted, because the partial index has both, and is used only for its own condition.
+-- The condition also names FAILED, because the partial index covers both statuses and serves only its own condition.
 SELECT DISTINCT run_id FROM etl_wal @indexed_by(etl_wal_unresolved)
 WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
 
@@ -56,7 +56,7 @@ VALUES (:content_hash, :record, :lineage, :at)
 RETURNING *;
 
 -- name: end_output
--- Ends an output's validity at a time, or reopens it (null). If a worker's clock is behind, it ends where it began.
+-- Ends an output's validity at a time, or reopens it (null). If a worker's clock is behind, the duration is 0.
 UPDATE node_output
 SET valid_to = CASE WHEN valid_from > @as_time(:at) THEN valid_from ELSE @as_time(:at) END
 WHERE content_hash = :content_hash AND (valid_to IS NULL) = (@as_time(:at) IS NOT NULL);
@@ -107,7 +107,7 @@ WHERE substr(c.node, 1, length(:prefix)) = :prefix AND c.updated_at >= :since
 ORDER BY c.updated_at DESC;
 
 -- name: outputs_ahead
--- A stage's recent last output by partition, unless the later stage has run since that output, or recently.
+-- A stage's last output in each partition, if it is recent and the later stage has run neither after it nor recently.
 SELECT
     substr(c.node, length(:prefix) + 1) AS partition_key, o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
 FROM etl_checkpoint AS c

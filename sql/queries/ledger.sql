@@ -97,7 +97,7 @@ ORDER BY record.dataset, record.status, record.last_error_code;
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 
 -- name: in_flight
--- Units of later days wait for their day, so they are not in flight; counted, they would delay the others.
+-- Units of later days wait for their day, so they do not count as in flight; otherwise they would delay other units.
 SELECT count(*) FROM nodd_wal_records
 WHERE status IN ('pending', 'in_progress') AND partition_key <= :today AND (:lane IS NULL OR lane = :lane);
 
@@ -218,8 +218,8 @@ WHERE wal_id IN (@each(:wal_ids));
 
 -- name: supersede
 -- A version is newer if its sequencer is greater (padded with zeros on the right; S3 event message structure), or, if
--- one of the two has none, if its event is later. Of several newer versions, the greatest sequencer, then the latest
--- event counts. Versions are ranked, not compared by pairs, because a message can announce 5,000 versions of an object.
+-- either version has no sequencer, if its event is later. Of several newer versions the one with the greatest sequencer
+-- counts, then the latest event. Versions are ranked, not compared in pairs: a message can announce 5,000 of an object.
 WITH touched AS (
     SELECT DISTINCT fresh.object_uri, fresh.dataset, fresh.time_range_start
     FROM nodd_wal_records AS fresh
@@ -408,7 +408,7 @@ WHERE wal_id IN (@each(:wal_ids))
 @lock(FOR UPDATE);
 
 -- name: batch_bounds
--- batch_limit: most units of dead runs that may be claimed together (NULL without such units). claimed_limit: the least
+-- batch_limit: how many units of dead runs may be claimed together (NULL without such units). claimed_limit: the least
 -- limit of the units that the run has claimed in any dataset.
 SELECT
     (
@@ -547,8 +547,8 @@ RETURNING @returned(
 );
 
 -- name: fail_claims
--- Claims of the named runs, or with an expired lease. The units are due at once; if one cannot be requeued yet, as its
--- dataset is switched off, a later tick does it. A row locked by another transaction is in use, so it is not lost.
+-- Claims of the named runs, or with an expired lease. Their units are due at once. If a unit cannot be requeued yet,
+-- because its dataset is switched off, a later tick requeues it. A row locked by another transaction is not lost.
 UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     status = 'failed',
     last_error_code = :error_code,

@@ -70,7 +70,7 @@ ORDER BY found.position
 LIMIT :limit;
 
 -- name: lock
--- Replays are changed one at a time, so that each reads the units that the others have in flight.
+-- Replays are changed one at a time, so that each change reads the units in flight of all other replays.
 @lock_all('kfm_dagster.replay');
 
 -- name: select_units

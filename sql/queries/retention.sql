@@ -1,6 +1,6 @@
--- Files that retention may delete: of the given hashes of old files, those that a row names and nothing needs. A file
--- that no row names is kept, whoever wrote it. A batch of hashes costs a single scan of a table, so that no table has
--- an index for it.
+-- Files that retention may delete. Each statement gets hashes of old files, and returns the hashes that a row names and
+-- no unit, run or case needs. A file that no row names is kept, whoever wrote it. A batch of hashes costs only one scan
+-- of a table, so no table has an index for it.
 
 -- name: landing
 -- A landed batch is kept while one of its messages is on the queue or was received recently, a unit of a message may be

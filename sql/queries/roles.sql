@@ -1,8 +1,8 @@
 -- Rights of the roles of a deployment and its retention, which the owner grants; SQLite has no roles.
 
 -- name: may_migrate
--- Whether this role owns the tables or, without tables, may create them.
--- And whether it may only read, like the role of retention (below).
+-- Whether this role owns the tables or, if there are no tables, may create them; and whether it may only read, like the
+-- role of retention (below).
 SELECT current_user AS role, coalesce(
     (
         SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class AS c

@@ -17,9 +17,9 @@ END
 $$;
 
 -- Facts about the deployment as a whole. `id` marks every root that belongs to this database
--- (kfm_dagster/storage/roots.py). `environment` has used the database; once prod has, an override needs a second
--- person, whatever environment a client states (WSM-21). `first_day` is the first day with a partition; the earliest
--- value counts, because units of days without a partition would never get a run (DAG-12).
+-- (kfm_dagster/storage/roots.py). `environment` names an environment that has used the database; once prod is named, an
+-- override needs a second person, whatever environment a client states (WSM-21). `first_day` is the first day with a
+-- partition; the earliest value counts, because units of days without a partition would never get a run (DAG-12).
 CREATE TABLE deployment (
     fact @id NOT NULL,
     value @id NOT NULL,
@@ -194,7 +194,7 @@ CREATE TABLE nodd_wal_records (
     CONSTRAINT nodd_wal_records_one_record_per_unit PRIMARY KEY (wal_id),
     -- A reason outside the vocabulary could not be counted or governed.
     CONSTRAINT nodd_wal_records_replay_reason_is_governed FOREIGN KEY (replay_reason) REFERENCES replay_reasons (code),
-    -- Another spelling of the same id would be another unit.
+    -- With another spelling of its id, a unit would be a second unit.
     CONSTRAINT nodd_wal_records_wal_id_is_uuid
     CHECK (wal_id LIKE '________-____-____-____-____________' AND @hexadecimal(replace(wal_id, '-', ''))),
     -- A unit with an unknown status would never be claimed.
@@ -808,7 +808,7 @@ CREATE INDEX ignored_records_by_time ON ignored_records (received_at);
 
 -- Recovery and governance: the governance log, kill switches, leases, the order of a key's versions, outcomes.
 
--- Who decided what, when and why: the account of all that persons and replays did to records (SEC-02).
+-- The decisions of persons and replays on records: who decided what, when and why (SEC-02).
 CREATE TABLE governance_log (
     entry_id @serial(governance_log_one_row_per_entry),
     at @time NOT NULL,
@@ -847,7 +847,7 @@ CREATE TABLE governance_log (
     CONSTRAINT governance_log_override_has_change_ref
     CHECK (coalesce(from_status NOT IN ('succeeded', 'quarantined'), TRUE) OR change_ref IS NOT NULL),
     CONSTRAINT governance_log_details_are_object CHECK (@json_type(details) = 'object'),
-    -- An approver without a proposal or a record's version would have approved nothing.
+    -- An approver is valid only with a proposal and a record's version, which the approval is about.
     CONSTRAINT governance_log_approval_is_whole
     CHECK (approved_by IS NULL OR (proposal_id IS NOT NULL AND record_version IS NOT NULL)),
     -- A decision on a proposal that does not exist would decide nothing.
@@ -901,7 +901,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     )
 );
 
--- A decision is on a proposal; an approval is by another person, and within a week, while its purpose is remembered.
+-- A decision is on a proposal; an approval is by another person, within a week: later the reason may not hold any more.
 @refuse(
     governance_log_decides_on_a_proposal, INSERT ON governance_log, decision_is_on_a_proposal,
     NEW.action IN ('override_approved', 'override_withdrawn'),
@@ -931,7 +931,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
 );
 
 -- In prod, only two persons together take a unit out of a terminal state (WSM-21). A run that is started in the Dagster
--- UI, which asks for no name, does so in no environment (SEC-10).
+-- UI needs an approval in every environment, because the UI does not ask for a name (SEC-10).
 @refuse(
     nodd_wal_records_override_is_reviewed, UPDATE ON nodd_wal_records, override_is_reviewed: wal_id: status,
     OLD.status IN ('quarantined', 'succeeded') AND NEW.status = 'pending',
@@ -963,7 +963,7 @@ CREATE TABLE kill_switches (
     release_reason text,
     CONSTRAINT kill_switches_is_attributed
     CHECK (length(engaged_by) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
-    -- A switch that was never on would look like a release.
+    -- A switch that expires before it begins would look like a release.
     CONSTRAINT kill_switches_expires_later CHECK (expires_at > engaged_at),
     -- A release without its time, person or reason could not be audited.
     CONSTRAINT kill_switches_release_is_attributed CHECK (
@@ -1052,8 +1052,8 @@ CREATE TABLE size_peers (
 -- postgresql: leaves room for a row's next version on its page, so that the index is not written again.
 ALTER TABLE size_peers SET (fillfactor = 70);
 
--- Followed products of a feed: since when (an announced object), and until which hour they were checked. Gaps of other
--- products are not detected (BEY-05).
+-- Followed products of a feed, each with the start of its first announced object, and the hour until which it was
+-- checked. Gaps of other products are not detected (BEY-05).
 CREATE TABLE nodd_feeds (
     dataset @id NOT NULL,
     -- The product's name in the contract's coverage.
@@ -1114,7 +1114,7 @@ CREATE TABLE nodd_arrivals (
     objects integer NOT NULL,
     -- Class > objects.
     classes @json NOT NULL,
-    -- The same by lead of a forecast; a separate column, because it is fifty times as long.
+    -- These counts by lead of a forecast; a separate column, because it is fifty times as long.
     leads @json NOT NULL,
     CONSTRAINT nodd_arrivals_one_row_per_day PRIMARY KEY (dataset, product, day),
     CONSTRAINT nodd_arrivals_day_is_a_day CHECK (@is_day(day)),
@@ -1150,7 +1150,7 @@ CREATE TABLE nodd_wal_outcomes (
     item_sha256 text,
     provenance_sha256 text,
     code_version text NOT NULL,
-    -- The current Item is a newer unit's, so its hash does not describe this unit.
+    -- The current Item is that of a newer unit, so the Item's hash does not describe this unit.
     superseded @bool NOT NULL,
     -- The previous success, if its result differs. An approved repair may differ; any other difference is a defect.
     differs_from integer,
@@ -1183,7 +1183,7 @@ CREATE TABLE replay_runs (
     actor text NOT NULL,
     reason text NOT NULL,
     change_ref text,
-    -- Number of differing results when a person last started or resumed the replay; one more stops it.
+    -- Number of differing results when a person last started or resumed the replay; a further one stops the replay.
     mismatches_seen integer NOT NULL,
     created_at @time NOT NULL,
     updated_at @time NOT NULL,
@@ -1552,7 +1552,7 @@ CREATE TABLE catalog_promotions (
     -- Hash of the previous file; null if there was none.
     before_sha256 text,
     logged_at @time NOT NULL,
-    -- When the write was undone; after that, nothing is restored to it.
+    -- When the write was undone; after that, no undo restores this version.
     withdrawn_at @time,
     -- The other columns of the replaced row of catalog_items; null if there was none, or if the writer saw another row.
     old_partition_key text,
@@ -1692,7 +1692,7 @@ CREATE TABLE catalog_pages (
     south @real,
     east @real,
     north @real,
-    -- The same longitudes counted from 0 to 360 degrees, for what lies around the antimeridian.
+    -- The same longitudes counted from 0 to 360 degrees, for Items around the antimeridian.
     west_360 @real,
     east_360 @real,
     over_antimeridian integer NOT NULL,
@@ -1750,7 +1750,7 @@ CREATE TABLE announcements (
     state text NOT NULL,
     -- Whether the receiver knows the Item, or does not want events about new Items.
     known @bool NOT NULL,
-    -- How often the receiver refused this event while it accepted others.
+    -- How often the receiver refused this event while it accepted other events.
     attempts integer NOT NULL DEFAULT 0,
     failing_since @time,
     last_error text,
@@ -1905,7 +1905,7 @@ CREATE TABLE etl_wal (
     run_id @uuid NOT NULL,
     node text NOT NULL,
     step text NOT NULL,
-    -- All that is needed to run the node again: input manifest, parameters, code, context.
+    -- Everything that a repeated run of the node needs: input manifest, parameters, code, context.
     payload @json NOT NULL,
     content_hash text NOT NULL,
     status text NOT NULL,
@@ -1915,7 +1915,7 @@ CREATE TABLE etl_wal (
     claimed @json,
     CONSTRAINT etl_wal_status_is_known CHECK (status IN ('PENDING', 'APPLIED', 'SKIPPED', 'FAILED')),
     CONSTRAINT etl_wal_content_hash_is_sha256 CHECK (@sha256(content_hash)),
-    -- PostgreSQL has types for both.
+    -- PostgreSQL has types for JSON and times.
     @sqlite(CONSTRAINT etl_wal_run_id_is_uuid CHECK (
         run_id LIKE '________-____-____-____-____________' AND @hexadecimal(replace(run_id, '-', ''))
     ),)
@@ -2311,7 +2311,7 @@ CREATE TABLE alerts (
     CONSTRAINT alerts_place_is_named CHECK (length(place) BETWEEN 1 AND 300),
     CONSTRAINT alerts_state_is_known CHECK (state IN ('firing', 'acknowledged', 'resolved')),
     CONSTRAINT alerts_level_is_known CHECK (level IN ('info', 'warning', 'critical')),
-    -- Nothing fires without an event.
+    -- No alert fires without an event.
     CONSTRAINT alerts_events_are_counted CHECK (observed >= 1),
     CONSTRAINT alerts_notifications_are_counted CHECK (notifications >= 0 AND (notifications = 0) = (last_notified_at IS NULL)),
     CONSTRAINT alerts_acknowledgement_is_whole CHECK (

@@ -35,7 +35,7 @@ variable "max_receive_count" {
   default = 5
 }
 
-# Filter policy as JSON by topic ARN; an empty text passes everything.
+# Filter policies as JSON, by topic ARN; with an empty text no message is filtered out.
 variable "topics" {
   type = map(string)
 }

@@ -36,7 +36,7 @@ def atmo(context: click.Context, home: Path, weather: Path, database: str | None
             home=home,
             weather=weather,
             database_url=database,
-            # From the environment and never an argument: a process list shows arguments.
+            # The salt comes from the environment and is never an argument, because a process list shows arguments.
             salt=os.environ.get("ATMO_MASKING_SALT", ""),
             reached=_die_where_asked,
         )
@@ -65,7 +65,7 @@ def replay(workspace: Workspace) -> None:
 
 @atmo.command()
 @click.argument("hour")
-@click.option("--version", "content_hash", metavar="HASH", help="A version that has been superseded.")
+@click.option("--version", "content_hash", metavar="HASH", help="Content hash of a version; default: the newest.")
 @click.option("--field", help="Print only this member, bare.")
 @click.pass_obj
 def show(workspace: Workspace, hour: str, content_hash: str | None, field: str | None) -> None:
@@ -93,7 +93,7 @@ def _document(output: Output) -> dict[str, object]:
 
 
 def _die_where_asked(moment: str) -> None:
-    """Kill this process, as an operator or the kernel would, at the moment in ATMO_DIE_AT: `intent` or `output`."""
+    """Kill this process by SIGKILL at the moment that ATMO_DIE_AT names: `intent` or `output`."""
     if os.environ.get("ATMO_DIE_AT") == moment:
         os.kill(os.getpid(), signal.SIGKILL)
 

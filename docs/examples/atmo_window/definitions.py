@@ -20,7 +20,7 @@ HOURS = dg.HourlyPartitionsDefinition(start_date=datetime(2026, 3, 1, tzinfo=UTC
 
 
 class AtmoResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Folders of deliveries and windows, and the secret of displaced stations."""
+    """Folders of deliveries and windows, and the secret for the displacement of stations."""
 
     home: str = Field(default=".atmo", description="Folder for landed input, windows and the database.")
     weather: str = Field(default=str(SAMPLE), description="Folder of deliveries: stations, masking, observations.")
@@ -39,7 +39,7 @@ class WindowConfig(dg.Config):
 @dg.asset(partitions_def=HOURS, group_name="atmo", kinds={"duckdb", "parquet"})
 def atmo_window(context: dg.AssetExecutionContext, config: WindowConfig, atmo: AtmoResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Hourly means, extremes and counts per place; sensitive stations only as masked groups."""
-    # A re-execution is the same run: a window that succeeded in it is not computed again.
+    # A re-execution counts as the same run, so a window that has succeeded in this run is not computed again.
     run_id = context.run.root_run_id or context.run.run_id
     with open_workspace(
         home=Path(atmo.home), weather=Path(atmo.weather), database_url=atmo.database or None, salt=atmo.salt

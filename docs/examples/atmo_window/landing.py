@@ -2,9 +2,9 @@
 
     weather/observations/*.csv|parquet + sites -> newest revisions of the window -> one immutable object per place
 
-A sensitive station is masked here, before its observations are stored or hashed. Landed objects have neither its id nor
-its location, so later modules cannot reveal them. Landed objects are never changed and never deleted, so an intent can
-be replayed long after the delivery was corrected. Does not belong here: computing with them (`node.py`).
+A sensitive station is masked here, before its observations are stored or hashed. Landed objects have neither the id nor
+the location of a sensitive station, so later modules cannot reveal them. Landed objects are never changed and never
+deleted, so an intent can be replayed long after a delivery was corrected. Does not belong here: computing (`node.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 -- Set questions of the reports, over Arrow tables that a report registers.
--- attempts(run_id, stage, attempt, state, seconds, input_hashes): seconds from start to end, null for what has not ended.
+-- attempts(run_id, stage, attempt, state, seconds, input_hashes): seconds from start to end, null before the end.
 
 -- name: stage_states
 -- By the newest attempt, which is the stage's result in its run.

@@ -38,7 +38,7 @@ GRANT USAGE ON SCHEMA kfm TO pgstac_ingest;
 GRANT SELECT, INSERT, UPDATE, DELETE ON kfm.stac_collections, kfm.stac_withdrawn TO pgstac_ingest;
 
 -- name: set_up
--- Without pgstac's queue, which would defer work beyond the end of the transaction; extents come from the catalog.
+-- Switches off pgstac's queue, which would defer work beyond the transaction, and its extents: the catalog has them.
 SELECT
     set_config('search_path', 'pgstac, public', true),
     set_config('TimeZone', 'UTC', true),
@@ -81,11 +81,11 @@ ON CONFLICT (id) DO UPDATE SET content = excluded.content;
 SELECT pgstac.delete_collection(id) FROM pgstac.collections WHERE id = :collection_id;
 
 -- name: base_item
--- Always one row; of nulls if there is no such Collection.
+-- Always one row; its values are null if there is no such Collection.
 SELECT base_item_id, CAST(base_item AS text) AS base_item FROM pgstac.current_base_item(:collection_id);
 
 -- name: make_partitions
--- Partitions are bounded by their whole time from the start, so that later Items change no constraint, for which pgstac
+-- Each partition has its whole time range as bounds from the start, so that later Items change no constraint; a change
 -- would lock readers out.
 WITH wanted AS (
     SELECT DISTINCT part.partition_name, part.partition_range
