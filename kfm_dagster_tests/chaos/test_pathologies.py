@@ -21,17 +21,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import (
-    FakeQueue,
-    assert_conserved,
-    good,
-    put,
-    raw_message,
-    take,
-    volumes,
-    work_until_done,
-)
+from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -47,18 +37,20 @@ NAMED = {
 
 @pytest.mark.clause("BEY-09", "BEY-03")
 @pytest.mark.parametrize("name", CORPUS)
-def test_a_pathology_has_its_expected_result(name: str, pipeline: Pipeline, queue: FakeQueue, objects: Path) -> None:
+def test_a_pathology_has_its_expected_result(
+    name: str, pipeline: Pipeline, queue: chain.FakeQueue, objects: Path
+) -> None:
     pathology = CORPUS[name]
     sent: list[SqsMessage] = []
 
     def store(bucket: str, key: str, content: bytes) -> None:
-        put(objects, [good(bucket, key, content)])
+        chain.put(objects, [chain.good(bucket, key, content)])
 
     def send(body: str) -> None:
-        sent.append(raw_message(body, name=f"{name} {len(sent)}"))
-        take(pipeline, sent[-1])
+        sent.append(chain.raw_message(body, name=f"{name} {len(sent)}"))
+        chain.take(pipeline, sent[-1])
 
-    play(pathology, registry=pipeline.registry, put=store, send=send, drain=lambda: work_until_done(pipeline))
+    play(pathology, registry=pipeline.registry, put=store, send=send, drain=lambda: chain.work_until_done(pipeline))
 
     records = {(record.object_uri, record.object_version): record for record in own_tx(pipeline.ledger).find(limit=100)}
     statuses = {identity: (record.status, record.last_error_code) for identity, record in records.items()}
@@ -91,7 +83,7 @@ def _is_closed(item: dict[str, Any]) -> bool:
 
 def _assert_lineage_once(pathology: Pathology, pipeline: Pipeline) -> None:
     """Check that lineage has each succeeded version once, and no other version."""
-    assert_conserved(pipeline)
+    chain.assert_conserved(pipeline)
     events, _ = traces.published_once(pipeline)
     complete = Counter(source for kind, _, source, *_ in events if kind == "COMPLETE")
     succeeded = [fate.version for fate in pathology.fates if fate.status is Status.SUCCEEDED]
@@ -141,7 +133,7 @@ class Recorded:
 
 
 def test_late_events_are_announced_after_the_pause() -> None:
-    events = [item.event() for item in volumes(12)]
+    events = [item.event() for item in chain.volumes(12)]
     disorder = Disorder(seed=3, duplicate=0.5, late=0.3)
     recorded = Recorded()
     messages = Producer(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)

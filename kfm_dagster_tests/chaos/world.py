@@ -17,8 +17,7 @@ from typing import Any
 
 import boto3
 from openlineage.client import OpenLineageClient
-from openlineage.client.client import Event
-from openlineage.client.transport.transport import Transport
+from openlineage.client.transport.noop import NoopConfig, NoopTransport
 
 from fault_injection.injector import injecting
 from fault_injection.plan import parse_plan
@@ -33,32 +32,12 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import RUN_ID, candidates, goes
 from kfm_dagster_tests.followers.announcements.changes import subscribed
-from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    StoredObject,
-    announce,
-    assert_conserved,
-    missing,
-    open_pipeline,
-    put,
-    run_chain,
-    volumes,
-)
+from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.transactions import own_tx
 
 HIDDEN_SECONDS = 1
 """The visibility timeout of the queue, after which messages of a dead process are received again."""
 MAX_PASSES = 40
-
-
-class SilentTransport(Transport):
-    """An OpenLineage transport that drops every event."""
-
-    kind = "silent"
-
-    def emit(self, event: Event) -> None:
-        """Drop the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +60,29 @@ class World:
         sqs = boto3.client("sqs")
         announced = sqs.create_queue(QueueName=f"a-{uuid.uuid4()}")["QueueUrl"]
         world = cls(root=root, url=url, queue=f"q-{uuid.uuid4()}", announced=announced)
-        put(root / "objects", items())
+        chain.put(root / "objects", items())
         sqs.create_queue(QueueName=world.queue, Attributes={"VisibilityTimeout": str(HIDDEN_SECONDS)})
         return world
 
     def open(self) -> Pipeline:
         """Open the pipeline; the caller closes it."""
         configs = subscribed(self.root / "configs", f'sqs: "{self.announced}"')
-        pipeline = open_pipeline(
+        pipeline = chain.open_pipeline(
             self.home, self.root / "objects", url=self.url, retry_backoff_seconds=1, configs_dir=configs
         )
         pipeline.connect_queue = lambda settings: connect(settings, name=self.queue)
         pipeline.lineage = Lineage(
             pipeline.database,
             pipeline.settings.lineage,
-            backend=ClientBackend(OpenLineageClient(transport=SilentTransport())),
+            backend=ClientBackend(OpenLineageClient(transport=NoopTransport(NoopConfig()))),
             clock=pipeline.clock,
         )
         return pipeline
 
 
-def items() -> list[StoredObject]:
+def items() -> list[chain.StoredObject]:
     """Return two volumes that succeed and a missing one, whose message is received again."""
-    return [*volumes(2), missing(volumes(3)[2])]
+    return [*chain.volumes(2), chain.missing(chain.volumes(3)[2])]
 
 
 def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
@@ -116,14 +95,15 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     own_tx(pipeline.ledger).retry_due(now=clock(), limit=100)
     take_in(pipeline, ProcessState())
     for entry in pipeline.ledger.pending_by_partition():
-        run_chain(pipeline, entry.dataset, entry.partition, f"run-{uuid.uuid4()}", Source.LEDGER)
+        chain.run_chain(pipeline, entry.dataset, entry.partition, f"run-{uuid.uuid4()}", Source.LEDGER)
     pipeline.lineage.publish_staged()
     pipeline.lineage.deliver()
     pipeline.acknowledger.acknowledge()
     if not progress(pipeline.queue, pipeline.ledger).drained or any(_undelivered(pipeline)):
         return False
     # A backfill of a finished day has no work.
-    assert not run_chain(pipeline, "nexrad-l2", DAY.isoformat(), f"run-{uuid.uuid4()}", Source.LISTING).envelopes
+    run_id = f"run-{uuid.uuid4()}"
+    assert not chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, run_id, Source.LISTING).envelopes
     # A run of another dataset is rolled back, also after an earlier pass was interrupted.
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     own_tx(pipeline.catalog).undo("goes-abi", RUN_ID)
@@ -150,7 +130,7 @@ def finish(world: World) -> dict[str, Any]:
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """Return the records that must be equal for all interruptions."""
-    assert_conserved(pipeline)
+    chain.assert_conserved(pipeline)
     records = traces.everything(pipeline)
     # Count edges by kind, because each message has another id.
     edges = Counter(name for _, name, _ in records["edges"])
@@ -209,7 +189,7 @@ def _send(world: World, pipeline: Pipeline) -> None:
     """Announce all objects unless that succeeded before; a lost answer causes duplicates."""
     done = world.root / "sent"
     if not done.exists():
-        bodies = [announce([item.event()], registry=pipeline.registry).body for item in items()]
+        bodies = [chain.announce([item.event()], registry=pipeline.registry).body for item in items()]
         if any(outcome.refusal for outcome in pipeline.queue.send(bodies)):
             raise RuntimeError("not every message was sent")
         done.write_text(json.dumps(Counter(bodies)))

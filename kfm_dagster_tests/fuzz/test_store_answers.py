@@ -23,17 +23,7 @@ from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage import s3
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    StoredObject,
-    announce,
-    good,
-    open_pipeline,
-    run_chain,
-    take,
-    volumes,
-    work_until_done,
-)
+from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
 ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "24"))
@@ -148,15 +138,15 @@ def store() -> Iterator[Store]:
         yield Store(server)
 
 
-def hrrr(count: int) -> Iterator[tuple[StoredObject, bytes | None]]:
-    run = datetime.combine(DAY, time(6), UTC)
+def hrrr(count: int) -> Iterator[tuple[chain.StoredObject, bytes | None]]:
+    run = datetime.combine(chain.DAY, time(6), UTC)
     for lead in range(count):
         key, content, index = make_hrrr(run=run, lead=lead)
-        yield good("noaa-hrrr-bdp-pds", key, content), index.encode()
+        yield chain.good("noaa-hrrr-bdp-pds", key, content), index.encode()
 
 
-def radar(count: int) -> Iterator[tuple[StoredObject, bytes | None]]:
-    yield from ((volume, None) for volume in volumes(count))
+def radar(count: int) -> Iterator[tuple[chain.StoredObject, bytes | None]]:
+    yield from ((volume, None) for volume in chain.volumes(count))
 
 
 @pytest.mark.clause("SEC-09")
@@ -196,13 +186,13 @@ def test_an_odd_answer_affects_only_its_own_unit(
     ingest()
 
 
-def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
-    pipeline = open_pipeline(home, None, anonymous=True)
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in objects))
-    run_chain(pipeline, dataset, DAY.isoformat(), "run-1", Source.LEDGER)
+def _ingest(home: Path, dataset: str, objects: list[chain.StoredObject]) -> None:
+    pipeline = chain.open_pipeline(home, None, anonymous=True)
+    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in objects))
+    chain.run_chain(pipeline, dataset, chain.PARTITION, "run-1", Source.LEDGER)
     status = {record.object_uri: record.status for record in own_tx(pipeline.ledger).find(dataset=dataset, limit=100)}
     assert {status[item.uri] for item in objects[:SOUND]} == {Status.SUCCEEDED}
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     warnings: list[str] = []
     maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     EvidenceCollector(pipeline).collect()

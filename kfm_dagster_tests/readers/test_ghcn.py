@@ -15,13 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.demo.samples.ghcn import (
-    daily_rows,
-    ghcn_daily_samples,
-    make_ghcn_daily_csv,
-    make_ghcn_daily_parquet,
-    make_ghcn_hourly,
-)
+from kfm_dagster.demo.samples import ghcn
 from kfm_dagster.demo.samples.isd import sample_station
 from kfm_dagster.readers import ghcn_daily, ghcn_hourly, parquet_footer
 from kfm_dagster.readers.text_lines import BEGINNING_BYTES, READ_BYTES
@@ -30,12 +24,14 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 HOURLY, DAILY = Reading("ghcnh"), Reading("ghcnd")
 DAY = date(2025, 3, 4)
-KEY, TEXT = make_ghcn_hourly(sample_station(1), until=DAY)
-OF_YEAR_KEY, OF_YEAR = make_ghcn_hourly(sample_station(1), until=DAY, of_year=True)
+KEY, TEXT = ghcn.make_ghcn_hourly(sample_station(1), until=DAY)
+OF_YEAR_KEY, OF_YEAR = ghcn.make_ghcn_hourly(sample_station(1), until=DAY, of_year=True)
 HEADER, ROW, *_, LAST = TEXT.splitlines(keepends=True)
 STATION = "USW00000001"
-CSV = [",".join(row) for row in daily_rows([STATION], 2025)]
-PARQUET_KEY, PARQUET = make_ghcn_daily_parquet(daily_rows([STATION], 2025, ("TMAX",)), year=2025, element="TMAX")
+CSV = [",".join(row) for row in ghcn.daily_rows([STATION], 2025)]
+PARQUET_KEY, PARQUET = ghcn.make_ghcn_daily_parquet(
+    ghcn.daily_rows([STATION], 2025, ("TMAX",)), year=2025, element="TMAX"
+)
 
 
 def packed(*rows: str) -> bytes:
@@ -89,7 +85,7 @@ def test_the_last_position_is_the_station_s_and_rows_without_time_or_columns_are
     assert (daily.start.year, daily.end.year, daily.native["odd_rows"]) == (2025, 2025, 2)
 
 
-SEVERAL = packed(*CSV, *(",".join(row) for row in daily_rows(["USW00000002"], 2025)))
+SEVERAL = packed(*CSV, *(",".join(row) for row in ghcn.daily_rows(["USW00000002"], 2025)))
 
 
 @pytest.mark.clause("OPR-06", "OPR-14")
@@ -139,7 +135,7 @@ def test_large_csv_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -
 
 
 def written(groups: int = 1, **options: object) -> bytes:
-    file, rows = io.BytesIO(), daily_rows([STATION], 2025, ("TMAX",))
+    file, rows = io.BytesIO(), ghcn.daily_rows([STATION], 2025, ("TMAX",))
     table = pa.table({"ID": [row[0] for row in rows], "DATE": [row[1] for row in rows], "DATA_VALUE": [1] * len(rows)})
     pq.write_table(table, file, row_group_size=-(-len(rows) // groups), **options)
     return file.getvalue()
@@ -168,7 +164,7 @@ def test_a_footer_without_statistics_or_beyond_the_bounds_is_refused(monkeypatch
 
 
 def test_samples_have_a_year_a_station_and_elements() -> None:
-    keys = [key for _, key, _ in ghcn_daily_samples(DAY, 3)]
+    keys = [key for _, key, _ in ghcn.ghcn_daily_samples(DAY, 3)]
     assert keys[:2] == ["csv.gz/by_year/2025.csv.gz", "csv.gz/by_station/USW00000000.csv.gz"]
-    assert make_ghcn_daily_csv([], name="by_year/2025")[0] == keys[0]
+    assert ghcn.make_ghcn_daily_csv([], name="by_year/2025")[0] == keys[0]
     assert "ELEMENT=TMAX" in keys[2]

@@ -19,11 +19,7 @@ from shapely.geometry import shape
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.demo.samples.nexrad_level3 import (
-    GENERATED_AFTER,
-    PRODUCTS,
-    make_nexrad_level3,
-)
+from kfm_dagster.demo.samples.nexrad_level3 import GENERATED_AFTER, PRODUCTS, make_nexrad_level3
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds

@@ -28,12 +28,7 @@ from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.stages.gates.dimensions import STANDARDS, closure_of, dim_report
 from kfm_dagster.stages.gates.evaluate import evaluate, uncited, uniqueness
-from kfm_dagster.stages.gates.subject import (
-    CatalogOwner,
-    PartitionFacts,
-    Subject,
-    leaves,
-)
+from kfm_dagster.stages.gates.subject import CatalogOwner, PartitionFacts, Subject, leaves
 from kfm_dagster.stages.gates.units import (
     DIMENSION,
     DIMENSION_OF,
