@@ -19,8 +19,8 @@ _PARTS_AT = {"Point": 0, "MultiPoint": 1, "Polygon": 0, "MultiPolygon": 1}
 def bounding_box(geometry: Mapping[str, Any]) -> Box:
     """Return the exact bounds of a (multi)point or (multi)polygon split at the antimeridian.
 
-    A geometry crosses the antimeridian when a part reaches 180 degrees and another part -180; the box then excludes the
-    widest range of longitudes without a part. Raises KeyError, TypeError or ValueError for any other value.
+    A geometry crosses the antimeridian if one part reaches 180 degrees and another part reaches -180. The box then
+    excludes the widest range of longitudes without a part. Raises KeyError, TypeError or ValueError for other values.
     """
     coordinates = geometry["coordinates"]
     parts = [list(_positions(part)) for part in (coordinates if _PARTS_AT[geometry["type"]] else [coordinates])]

@@ -20,14 +20,14 @@ LEAST_CADENCE = timedelta(minutes=1)
 SILENT_AFTER = 2
 """A product is silent after this number of cadences without an announcement."""
 DROP_OVER = 4
-"""Number of cadences over which the rate is measured, so that a single late frame is not a drop."""
+"""Number of cadences over which the rate is measured, so that a single late object is not a drop."""
 DROP_BELOW = 0.5
 """Share of the expected rate; a lower rate is a drop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCount:
-    """Distinct objects per hour and set of extension fields, in progress or done."""
+    """Number of distinct objects, in progress or done, of an hour and a set of extension fields."""
 
     hour: int
     groups: Mapping[str, Any]
@@ -60,7 +60,7 @@ def days_between(first: date, last: date) -> list[date]:
 
 
 def settled_until(coverage: Coverage, at: datetime) -> datetime:
-    """Return the beginning of the first hour that is not settled at a time."""
+    """Return the beginning of the first hour that need not be complete at a time."""
     return floor_hour(at - timedelta(seconds=coverage.settles_after_seconds))
 
 
@@ -69,8 +69,8 @@ def hours_due(
 ) -> list[datetime]:
     """Return a product's due hours of a day, before `until`.
 
-    followed_since: start of the first announced object; that hour is left out, because its earlier objects may not have
-    been announced to this deployment.
+    followed_since: start of the first announced object. The hour of this start is left out, because earlier objects of
+    the hour may not have been announced to this deployment.
     """
     midnight = datetime.combine(day, time(), UTC)
     hours = (midnight + number * HOUR for number in range(24))
@@ -86,7 +86,7 @@ def product_hours(
     at: datetime,
     followed: Mapping[str, datetime] | None = None,
 ) -> list[ProductHour]:
-    """Return the expected and known objects of a day by product and settled hour.
+    """Return the expected and known objects of a day by product and hour that must be complete.
 
     followed: when each product was first announced; products without an entry are not expected. None: the whole day was
     listed, so every product is expected in each hour in which it is due.

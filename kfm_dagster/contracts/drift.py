@@ -31,7 +31,10 @@ KINDS = {
     ),
     "untaken": ("no contract takes the {noun}", "kfm dataset new --from-registry, or except it with the reason"),
     "differs": ("an entry has another {noun} than {datasets}", "read the entry, then correct the contract"),
-    "retired": ("an entry retires data of {datasets}", "set metadata.status, or except the sentence with the reason"),
+    "retired": (
+        "an entry announces the end of data of {datasets}",
+        "set metadata.status, or except the sentence with the reason",
+    ),
     "stale": ("the exception does not apply any more", "remove it"),
 }
 """The difference and the next step, by the last word of a drift's kind."""
@@ -63,7 +66,7 @@ class RegistryExceptions(Strict):
     version: Literal["1.0.0"]
     untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract takes.")
     unlisted_topics: dict[str, Line] = Field(description="Topics of contracts that the registry does not list.")
-    retirements: dict[str, Line] = Field(description="Parts of sentences that retire no dataset of a contract.")
+    retirements: dict[str, Line] = Field(description="Parts of sentences that end no data of a contract.")
 
     @classmethod
     def load(cls, folder: Path | None) -> RegistryExceptions:
@@ -99,7 +102,7 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
 def _missing(
     noun: str, used: Mapping[str, Iterable[DatasetContract]], unused: Collection[str], listed: Collection[str]
 ) -> Iterator[Drift]:
-    """Yield contracts' topics or buckets without an entry, with similar unused ones."""
+    """Yield contracts' topics or buckets without an entry, with similar names that are unused."""
     for name, users in used.items():
         if name not in listed:
             alike = _resembling(name, unused)
@@ -122,7 +125,7 @@ def _differences(contract: DatasetContract, registry: OpenDataRegistry) -> Itera
 
 
 def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes: Iterable[str]) -> Iterator[Drift]:
-    """Yield unquoted sentences that retire a living dataset, and quotes that match no sentence."""
+    """Yield unquoted sentences about the end of a living dataset, and quotes without a sentence."""
     unused = dict.fromkeys(quotes)
     for entry in registry.entries.values():
         for sentence in entry.retirements:
@@ -134,7 +137,9 @@ def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes
             for quote in quoted if users else ():
                 unused.pop(quote, None)
     for quote in unused:
-        yield _drift("exception-stale", quote, "in no entry of a living dataset", "a part of a retiring sentence")
+        yield _drift(
+            "exception-stale", quote, "in no entry of a living dataset", "a part of a sentence about an end of data"
+        )
 
 
 def _drift(kind: str, subject: str, observed: str, expected: str, contracts: Iterable[DatasetContract] = ()) -> Drift:

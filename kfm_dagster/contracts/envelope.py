@@ -22,7 +22,7 @@ EXTENSION = "extension"
 
 
 def section() -> Any:
-    """Return a field that an operator sets: None until then, then an object with `issues`."""
+    """Return a field that is None until an operator sets it to an object with `issues`."""
     return field(default=None, metadata={SECTION: True})
 
 
@@ -30,7 +30,7 @@ def extension(reason: str) -> Any:
     """Return an optional field that the ledger stores among a record's extension fields.
 
     `reason` explains why a unit needs the field (NODD WAL specification, section 3, last paragraph). The codec reads
-    this declaration; no other is needed.
+    this declaration, so no other declaration is needed.
     """
     return field(default=None, metadata={EXTENSION: reason})
 
@@ -48,7 +48,7 @@ CLOSED = f"{COMPLETED_BY}closed"
 
 @unique
 class Priority(StrEnum):
-    """How urgent a unit is; the contract sets it per dataset."""
+    """Urgency of a dataset's units, set by the contract."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -133,7 +133,7 @@ class Metadata:
     stac_properties: Mapping[str, Any] = field(default_factory=dict)
     sidecars: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Offset and length in bytes of each field that can be read alone, by its name in the format."""
+    """Offset and length in bytes of each field that can be read alone, by the field's name in the format."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -183,8 +183,8 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes; a completion adds the sidecar (`completion_of`), a closing has
-    CLOSED."""
+    """ETag announced by the source, without quotes. For a completion, the sidecar's version is appended
+    (`completion_of`); for a closing, it is CLOSED."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
@@ -192,7 +192,7 @@ class Envelope:
     peer_sizes: tuple[int, ...] | None = extension(
         "sizes for comparison, fixed at admission, so that each attempt compares with the same sizes"
     )
-    """The members of `contracts.quality.PeerSizes`; None without known peers, or without peers in the contract."""
+    """The members of `contracts.quality.PeerSizes`; None if no peers are known, or if the contract has no `peers`."""
     lane: Lane = Lane.LIVE
     replay_reason: str | None = None
     """Why the unit was requeued; None before any replay."""
@@ -229,7 +229,7 @@ class Envelope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the unit closes its volume, because the radar has begun a later one (ADR 028)."""
+        """Whether the unit closes its volume, because the radar has begun a later volume (ADR 028)."""
         return self.object_version == CLOSED
 
     @property

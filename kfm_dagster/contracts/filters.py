@@ -37,7 +37,7 @@ Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "
 
 
 def _digits(value: int | str) -> int | str:
-    # At most the digits of a database integer, and ASCII: int() takes thousands of digits of any script.
+    # int() would take thousands of digits of any script; a database integer has nine ASCII digits.
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}", value):
         raise ValueError(value)
     return value
@@ -69,7 +69,7 @@ class Filter(BaseModel):
         if unknown or len(set(names)) < len(names):
             raise BadFilterError(
                 observed=repr(unknown[0][:40]) if unknown else "a parameter twice",
-                expected=f"{', '.join(cls.model_fields)}, each once at most",
+                expected=f"{', '.join(cls.model_fields)}, each at most once",
             )
         try:
             return cls.model_validate({name: value for name, value in arguments if value})

@@ -44,7 +44,8 @@ def uuid8(*fields: str | None) -> str:
 def pseudonym(dataset: str) -> str:
     """Return the public name of a governed dataset, the same in every release.
 
-    It identifies a dataset's records. It hides the name but is not a secret, because a guessed name can be verified.
+    The pseudonym identifies a dataset's records. It hides the dataset's name, but is not a secret, because a guessed
+    name can be verified.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 
@@ -57,7 +58,7 @@ def wal_id(*, dataset: str, object_uri: str, time_range_start: datetime, object_
 def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
     """Return UTC text that sorts as time, such as `2025-12-03T00:00:00.000000Z`.
 
-    The year has four digits. `timespec` is as in `datetime.isoformat`, for texts outside columns.
+    The year has four digits. `timespec` is as in `datetime.isoformat`; columns of the database need the default.
     Raises ValueError for a naive time, or a year outside 1 to 9999 in UTC (RFC 3339, section 1).
     """
     if value.tzinfo is None:

@@ -1,8 +1,8 @@
 """Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
 Each operator has an enum. A dataset contract maps codes to `failed` or `suspect`. A code that the contract does not
-name means `failed`; for four codes it means `suspect` (`integrity_check.py`). Does not belong here: exceptions that
-stop a program (`errors.py`).
+name means `failed`, except for four codes that mean `suspect` (`integrity_check.py`). Does not belong here: exceptions
+that stop a program (`errors.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Severity(StrEnum):
 
 @unique
 class ParseIssue(StrEnum):
-    """Why a message gave no envelope (hard: the message is rejected and kept)."""
+    """Why a message gave no envelope; such a message is rejected and kept."""
 
     MALFORMED_JSON = "malformed_json"
     MISSING_REQUIRED_FIELD = "missing_required_field"
@@ -131,7 +131,7 @@ class FenceIssue(StrEnum):
     CLAIM_LOST = "claim_lost"
     """Another attempt holds the claim, because this worker's lease expired or its run was given up."""
     KILL_SWITCH = "kill_switch"
-    """The dataset's kill switch is on; the unit is retried when it is off."""
+    """The dataset's kill switch is on; the unit is retried when the switch is off."""
 
 
 @unique

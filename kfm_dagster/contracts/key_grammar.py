@@ -79,7 +79,7 @@ class KeyGrammarReader:
         """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps.
 
         `event_time` is the time of the object's event, or its Last-Modified. The range of a key without a time begins
-        with the UTC day of `event_time` and ends at `event_time`; callers without a time get the dataset's first day.
+        with the UTC day of `event_time` and ends at `event_time`; without `event_time`, it is the dataset's first day.
         """
         match = self._fullmatch(key)
         if match is None or not is_safe_key(key):
@@ -129,8 +129,8 @@ class KeyGrammarReader:
 def is_safe_key(key: str) -> bool:
     """Return whether a key names a single object, and is safe as a path below a folder.
 
-    Refused are control characters, NUL, backslashes, empty segments (also a leading slash), `.`, `..`, and keys over
-    MAX_KEY_BYTES.
+    A safe key has no control characters, NUL, backslashes, empty segments (as by a leading slash), `.` or `..` as a
+    segment, and at most MAX_KEY_BYTES.
     """
     if not key.isprintable() or "\\" in key or len(key.encode()) > MAX_KEY_BYTES:
         return False

@@ -231,7 +231,7 @@ def _following(registry: ContractRegistry, names: frozenset[str]) -> ContractReg
         return registry
     if missing := {registry.owner(contract).id for contract in followed.values()} - names:
         raise ContractError(
-            "KFM_DATASETS lacks a dataset that defines the Collection of another one",
+            "KFM_DATASETS lacks a dataset that defines the Collection of another dataset",
             observed=", ".join(sorted(names)),
             expected="also " + ", ".join(sorted(missing)),
         )
@@ -339,9 +339,10 @@ _HEAD = """\
 def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: RegistryEntry | None = None) -> str:
     """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
-    Names, bucket and topic are replaced, with an `entry` of the open-data registry also title, description, region and
-    license. Status, coverage, peers and virtual stores are left out. Raises ContractError for a malformed or taken id,
-    a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that does not ship, or a wrong bucket.
+    Names, bucket and topic are replaced; with an `entry` of the open-data registry, title, description, region and
+    license are replaced, too. Status, coverage, peers and virtual stores are left out. Raises ContractError for a
+    malformed or taken id, a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that does not ship,
+    or a wrong bucket.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -361,7 +362,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         raise ContractError("no such contract ships", observed=like, expected=" or ".join(shipped))
     if dataset in shipped:
         raise ContractError("a contract of that id ships already", observed=dataset, expected="an id of its own")
-    # Its comments are facts of the other dataset.
+    # The comments state facts of the other dataset.
     text = re.sub(r"(?m)^ *#.*\n", "", shipped[like].read_text(encoding="utf-8"))
     is_announced = _TOPICS.search(text) is not None
     if topic is None and entry is not None and is_announced:
@@ -374,7 +375,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # Readers and words are not renamed, even if equal to the dataset; neither are URLs, which must still resolve.
+    # Reader, labels and keywords keep their words, even one that equals the dataset; URLs must still resolve.
     pattern = rf"(?m)^  (?:reader|labels|keywords):.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     facts = {"title": dataset, "description": f"What {dataset} is."}

@@ -37,7 +37,7 @@ class Retirement(Strict):
     """End of a dataset's production."""
 
     since: date = Field(description="First UTC day without new objects.")
-    successor: DatasetId | None = Field(None, description="Dataset that replaces it. Default: none.")
+    successor: DatasetId | None = Field(None, description="Dataset that replaces this one. Default: none.")
     reason: Line = Field(description="Sentence for users, with its source in a comment.")
 
 
@@ -57,8 +57,8 @@ class DatasetMetadata(Strict):
     owners: list[str] = Field([])
     status: Literal["operational", "preliminary", "untested", "retired"] = Field(
         "operational",
-        description="preliminary: its producer still changes it. untested: no real object of it was read by this "
-        "package. retired: no new objects; `retired` has the date.",
+        description="preliminary: the producer still changes the dataset. untested: this package has read no real "
+        "object of the dataset. retired: no new objects; `retired` has the date.",
     )
     retired: Retirement | None = Field(None, description="Required for status retired, else invalid.")
 
@@ -183,10 +183,10 @@ class StacRules(Strict):
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share, between half and all, of the wait of const
-    or exp, so that units that failed together are not retried together ("equal jitter", AWS Architecture Blog,
-    Exponential Backoff and Jitter, 2015). The share is computed from unit and attempt, so every worker computes the
-    same time.
+    const: base. exp: base * 2**(n-1). jitter: a random share, between half and all, of the wait of const; exp+jitter:
+    such a share of the wait of exp. So units that failed together are not retried together ("equal jitter", AWS
+    Architecture Blog, Exponential Backoff and Jitter, 2015). The share is computed from unit and attempt, so every
+    worker computes the same time.
     """
 
     kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"
@@ -195,7 +195,7 @@ class Backoff(Strict):
 
 
 AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED})
-"""Permanent errors that may end: an object is written late, a permission is granted."""
+"""Permanent errors that may end: an object may be written late, a permission may be granted."""
 
 
 class PermanentErrors(Strict):
@@ -218,7 +218,7 @@ class PermanentErrors(Strict):
         None,
         ge=1,
         le=20,
-        description="Default: 1; for missing_object and access_denied as many as for a transient error.",
+        description="Default: 1; for missing_object and access_denied, max_attempts of transient errors.",
     )
 
 

@@ -24,8 +24,8 @@ CLONE = Path("open-data-registry/datasets")
 UNKNOWN_LICENSE = "other"
 """STAC's value for a licence without an SPDX identifier."""
 _LICENSES = {
-    # NOAA's older statement. Entries with the newer one (RRFS) add that CC0 "is applicable to each of the NOAA datasets
-    # made available by NODD". The National Water Model's entries have the last form.
+    # Second: NOAA's older statement. Entries with the newer statement (RRFS) add that CC0 "is applicable to each of the
+    # NOAA datasets made available by NODD". Third: the statement in the National Water Model's entries.
     "CC0-1.0": re.compile(
         r"CC0|open to the public and can be used as desired|no restrictions on the use", re.IGNORECASE
     ),
@@ -39,7 +39,7 @@ _RETIREMENT = re.compile(
     r"|\b(?:replaced by|replaces|ceased|ended (?:at|on))\b",
     re.IGNORECASE,
 )
-"""Words of a retirement, by the sentences of NOAA's entries in August 2026."""
+"""Words that announce an end of data, from the sentences of NOAA's entries in August 2026."""
 _REPLACED = re.compile(r"\breplaces\b.*?\((\w+)\)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -92,12 +92,12 @@ class RegistryEntry(BaseModel):
 
     @property
     def is_of_noaa(self) -> bool:
-        """Whether the entry has data of NOAA; the registry also has data of others."""
+        """Whether the entry has data of NOAA; the registry also has data of other providers."""
         return "noaa" in " ".join((self.title, self.managed_by, self.license_text, *self.buckets)).lower()
 
     @cached_property
     def retirements(self) -> tuple[str, ...]:
-        """Sentences that retire data, of this entry or of another one."""
+        """Sentences that announce an end of data, of this entry or of another entry."""
         texts = [self.text, self.update_frequency, *(str(resource.get("Description")) for resource in self.resources)]
         sentences = (sentence for text in texts for sentence in _SENTENCE_END.split(text))
         deprecated = [f"Deprecated. {self.notice or 'No notice.'}"] if self.deprecated else []
@@ -122,7 +122,7 @@ class OpenDataRegistry:
             raise ConfigurationError(
                 "the folder has no entries of the open-data registry",
                 observed=str(folder),
-                expected="a folder of YAML files, one an entry",
+                expected="a folder of YAML files, one per entry",
                 next_step="git clone --depth 1 https://github.com/awslabs/open-data-registry, and name its datasets/",
             )
         return cls({entry.name: entry for entry in entries})
@@ -148,7 +148,7 @@ class OpenDataRegistry:
         return {bucket: region for entry in self.entries.values() for bucket, region in entry.buckets.items()}
 
     def retired_buckets(self, entry: RegistryEntry, sentence: str) -> frozenset[str]:
-        """Return the buckets whose data a sentence of an entry retires.
+        """Return the buckets whose data end, by a sentence of an entry.
 
         These are the buckets that the sentence names; else the buckets of the entry whose title has the acronym that
         follows "replaces" in the sentence; else the entry's own buckets.

@@ -2,7 +2,7 @@
 
 Belongs here: the declarations and how they match; a unit's peer sizes (peers are objects of the same product, whose
 sizes predict each other, ADR 030), and the range of sizes that are not suspect; the properties (a member, a grid, a
-parameter) that object and key must share. Does not belong here: the gates that apply them to a batch
+parameter) that object and key must share. Does not belong here: the gates that apply declarations to a batch
 (`stages/gates/`), the effect of a contradiction on the unit (`operators/metadata_extract.py`), the storage of peers
 (`ledger/size_peers.py`), nor the rest of the contract (`model.py`).
 """
@@ -73,7 +73,7 @@ class Quantity(Strict):
     unit: str = Field(
         max_length=40,
         description='E.g. "m", "degree", "m/s"; "1" for counts, codes and fractions. If a dataset has grids in several '
-        "units, declare a projection's fields once per unit; to an object the declaration in its axes' unit applies.",
+        "units, declare a projection's fields once per unit; an object uses the declaration in the unit of its axes.",
     )
     dimension: str | None = Field(
         None,
@@ -111,7 +111,7 @@ class ExpectedProduct(Strict):
     every_seconds: PositiveInt | None = Field(
         None,
         description="Seconds from a scan, frame or run to the next. After twice that time without an announcement the "
-        "product is silent. Default: the longest time between two `hours`, or without `hours` an hour / per_hour.",
+        "product is silent. Default: the longest time between two `hours`; without `hours`, 3600 / per_hour.",
     )
     hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
         [], description="UTC hours in which the product is due. Default: all."
@@ -181,19 +181,19 @@ class Coverage(Strict):
     def _names_are_unique(self) -> Coverage:
         names = [product.name for product in self.products]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"products {twice} are there twice")
+            raise ValueError(f"products {twice} are declared twice")
         return self
 
 
 PEERS_KEPT = 24
-"""Recent peers kept per product. Of 24, five may be truncated before a truncated size counts as usual."""
+"""Recent peers kept per product. Even if five of 24 are truncated, a truncated size does not count as usual."""
 FAR_OUT = 3
 """Distance from the quartiles, in interquartile ranges, beyond which a value is "far out" (Tukey, Exploratory Data
 Analysis, 1977)."""
 
 
 class Peers(Strict):
-    """Grouping of objects into products, and how far from its peers a size is suspect."""
+    """Grouping of objects into products, and the distance from peers at which a size is suspect."""
 
     groups: list[str] = Field(
         description="Groups of the key grammar that distinguish products of different sizes: a lead, a band, a site."
@@ -247,8 +247,8 @@ class ValueRange(Strict):
 
 
 Expected = Scalar | ValueRange | list[Scalar | ValueRange]
-"""A value, a range, or a list in which one must agree; null means that the object lacks the field. In a text, `\\1` is
-the first group of the pattern.
+"""A value, a range, or a list of which one element must agree; null means that the object lacks the field. In a text,
+`\\1` is the first group of the pattern.
 """
 
 
@@ -273,7 +273,7 @@ KeyValues = dict[FieldPattern, dict[str, ByText]]
 def contradictions(
     declared: KeyValues, groups: Mapping[str, str], values_of: Callable[[str], Iterable[object]]
 ) -> Iterator[str]:
-    """Describe each value of the object (`values_of` a field) that contradicts its key."""
+    """Describe each value of the object (`values_of` a field) that contradicts the key."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
             text = groups.get(group)

@@ -69,7 +69,7 @@ class Notifications(Strict):
 
     @property
     def names_versions(self) -> bool:
-        """Whether messages name an object's version; a chunk is written once and has none."""
+        """Whether messages name an object's version; a chunk is written once and has no version."""
         return "s3-event" in self.shapes
 
 
@@ -83,7 +83,7 @@ class QueueConfig(Strict):
 
 
 class TimeField(Strict):
-    """A time in the key: `value` joins named groups of the key pattern, `format` describes them."""
+    """A time in the key: `value` joins named groups of the key pattern, `format` is their form."""
 
     value: str
     format: str = Field(
@@ -169,7 +169,7 @@ class KeyGrammar(Strict):
 
 
 class Sidecar(Strict):
-    """A file of a data object, with the same key plus a suffix.
+    """A file that describes a data object, and has the object's key plus a suffix.
 
     Notifications of a sidecar are acknowledged and give no unit.
     """
@@ -190,7 +190,7 @@ class Sidecar(Strict):
 class ScheduledListing(Strict):
     """Listings that a deployment starts itself.
 
-    They list today; if the keys have only a month or year, the first day of that month or year.
+    They list today. If the keys have only a month or a year, they list the first day of the current month or year.
     """
 
     every_seconds: int = Field(ge=300, le=31 * 86_400, description="At most one listing begins within each interval.")
@@ -214,7 +214,7 @@ class Storage(Strict):
     )
     prefixes: list[str] = Field(min_length=1, description="Beginnings of the keys of this dataset (routing).")
     key_grammar: KeyGrammar
-    ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")
+    ignore: list[Regex] = Field([], description="Known keys of the same buckets that are not ingested.")
     sidecars: list[Sidecar] = Field([])
     mirrors: dict[Literal["gcs", "azure"], HttpsTemplate] = Field(
         {},

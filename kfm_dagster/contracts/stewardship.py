@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, Field, PositiveInt, model_validator
 from kfm_dagster.configs import Strict
 
 FINEST_RESOLUTION = 8
-"""H3 cells with edges of about half a kilometre; a finer cell identifies a farm."""
+"""Finest H3 resolution: cells with edges of about half a kilometre. A finer cell would identify a farm."""
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
 """Bounds of a displacement in metres: wide enough to hide a place, narrow enough to show its region."""
@@ -44,10 +44,10 @@ class Embargo(Strict):
 class Masking(Strict):
     """Method that generalises locations before anything is stored, as a steward requested.
 
-    h3 generalises to the cell that contains the footprint's centre, donut to a cell around a secretly displaced centre,
-    minimum_m to maximum_m away; the same place always has the same displacement. Only the times and the named
-    `properties` of a header are kept, because a list of excluded properties would miss a new field that reveals the
-    location.
+    h3 generalises to the cell that contains the footprint's centre. donut generalises to a cell around a secretly
+    displaced centre, minimum_m to maximum_m away; the same place always has the same displacement. Only the times and
+    the named `properties` of a header are kept, because a list of excluded properties would miss a new field that
+    reveals the location.
     """
 
     method: Literal["h3", "donut"]

@@ -46,7 +46,7 @@ class VirtualStore(Strict):
 
     @property
     def groups(self) -> set[str]:
-        """Groups of the key grammar that are used."""
+        """Groups of the key grammar that the rule uses."""
         return {*self.match, *_GROUP.findall(self.name)}
 
     def store_of(self, groups: Mapping[str, str], hour: int) -> str | None:
