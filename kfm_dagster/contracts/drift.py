@@ -29,7 +29,7 @@ KINDS = {
         "an entry has a {noun} like the one of {datasets}",
         "compare both; correct the contract, or except the entry with the reason",
     ),
-    "untaken": ("no contract takes the {noun}", "kfm dataset new --from-registry, or except it with the reason"),
+    "untaken": ("no contract names the {noun}", "kfm dataset new --from-registry, or except it with the reason"),
     "differs": ("an entry has another {noun} than {datasets}", "read the entry, then correct the contract"),
     "retired": (
         "an entry announces the end of data of {datasets}",
@@ -64,9 +64,9 @@ class RegistryExceptions(Strict):
     """`registry-exceptions.yaml`: differences that a maintainer has examined, with reasons."""
 
     version: Literal["1.0.0"]
-    untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract takes.")
+    untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract names.")
     unlisted_topics: dict[str, Line] = Field(description="Topics of contracts that the registry does not list.")
-    retirements: dict[str, Line] = Field(description="Parts of sentences that end no data of a contract.")
+    retirements: dict[str, Line] = Field(description="Parts of sentences that announce the end of no dataset with a contract.")
 
     @classmethod
     def load(cls, folder: Path | None) -> RegistryExceptions:
@@ -93,10 +93,10 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
     yield from _retirements(contracts, registry, exceptions.retirements)
     for arn in exceptions.untaken_topics:
         if arn in contracts.topics or arn not in registry.topics:
-            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in an entry, and not taken")
+            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in an entry, and in no contract")
     for arn in exceptions.unlisted_topics:
         if arn in registry.topics or arn not in living:
-            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in no entry, and taken")
+            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in no entry, but in a contract")
 
 
 def _missing(
@@ -151,7 +151,7 @@ def _drift(kind: str, subject: str, observed: str, expected: str, contracts: Ite
 
 def _place(arn: str, contracts: ContractRegistry, registry: OpenDataRegistry) -> str:
     entry = registry.topics[arn].name if arn in registry.topics else "no entry"
-    return f"in {entry}, taken by {_names(contracts.topics.get(arn, ())) or 'no contract'}"
+    return f"in {entry}, named by {_names(contracts.topics.get(arn, ())) or 'no contract'}"
 
 
 def _names(contracts: Iterable[DatasetContract]) -> str:
