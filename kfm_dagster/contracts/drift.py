@@ -66,7 +66,9 @@ class RegistryExceptions(Strict):
     version: Literal["1.0.0"]
     untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract names.")
     unlisted_topics: dict[str, Line] = Field(description="Topics of contracts that the registry does not list.")
-    retirements: dict[str, Line] = Field(description="Parts of sentences that announce the end of no dataset with a contract.")
+    retirements: dict[str, Line] = Field(
+        description="Parts of sentences that announce the end of no dataset with a contract."
+    )
 
     @classmethod
     def load(cls, folder: Path | None) -> RegistryExceptions:
