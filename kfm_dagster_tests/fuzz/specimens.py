@@ -51,7 +51,6 @@ CONTRACTS = ContractRegistry.load()
 DATA = [Path(__file__).resolve().parents[3] / "shared" / name for name in ("data", "nodd")]
 DAY = date(2025, 12, 3)
 INDEX = ".idx"
-MIB = 1 << 20
 SMALL = 16 * 1024
 """Objects larger than this many bytes are drawn less often, because they take longer to pack."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.idempotent_node.node import content_of, run_node
-from kfm_dagster.idempotent_node.transaction import Output
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, begin, open_nodes, rebuilt
 
@@ -31,9 +31,9 @@ def test_two_runs_on_the_same_input_write_the_same_bytes(node: CountLines, tmp_p
 
 
 @pytest.mark.clause("IEN-05", "IEN-10")
-def test_a_node_created_from_its_payload_has_the_same_content(node: CountLines, database: Database) -> None:
+def test_a_node_created_from_its_payload_has_the_same_content(node: CountLines, nodes: IdempotentNodes) -> None:
     content = content_of(node, code=CODE, run_id=RUN)
-    intent = begin(open_nodes(database), node)
+    intent = begin(nodes, node)
     again = content_of(rebuilt(intent), code=CODE, run_id=RUN)
     assert again.content_hash == intent.content_hash == content.content_hash
     assert again.payload() == intent.payload

@@ -34,8 +34,7 @@ def test_the_modules_of_the_document_exist(module: str) -> None:
 
 
 @pytest.mark.clause("IEN-07")
-def test_content_applied_before_is_skipped_without_running(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_content_applied_before_is_skipped_without_running(node: CountLines, nodes: IdempotentNodes) -> None:
     first = run_node(nodes, node, run_id=RUN, code=CODE)
     second = run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert (first.status, second.status) == (IntentStatus.APPLIED, IntentStatus.SKIPPED)
@@ -48,8 +47,7 @@ def test_content_applied_before_is_skipped_without_running(node: CountLines, dat
 
 @pytest.mark.clause("IEN-07")
 @pytest.mark.parametrize("change", ["input", "parameter", "kind", "code", "force"])
-def test_a_change_runs_the_node_again(node: CountLines, database: Database, change: str) -> None:
-    nodes = open_nodes(database)
+def test_a_change_runs_the_node_again(node: CountLines, nodes: IdempotentNodes, change: str) -> None:
     run_node(nodes, node, run_id=RUN, code=CODE)
     code, force = CODE, None
     match change:
@@ -112,9 +110,8 @@ def test_a_late_clock_does_not_end_a_validity_before_its_beginning(node: CountLi
 
 @pytest.mark.clause("IEN-06")
 def test_one_of_two_workers_with_the_same_content_applies_and_the_other_skips(
-    node: CountLines, database: Database
+    node: CountLines, nodes: IdempotentNodes
 ) -> None:
-    nodes = open_nodes(database)
     begun = [begin(nodes, node, run_id) for run_id in (RUN, OTHER_RUN)]
     assert [intent.status for intent in begun] == [IntentStatus.PENDING] * 2
     both_inside = threading.Barrier(2, timeout=30)
@@ -126,7 +123,7 @@ def test_one_of_two_workers_with_the_same_content_applies_and_the_other_skips(
             return Effect(record={"by": "the first worker"})
 
         both_inside.wait()
-        with database.transaction() as tx:
+        with nodes.database.transaction() as tx:
             return nodes.upsert(intent, effect, tx=tx)
 
     with ThreadPoolExecutor(2) as pool:
@@ -188,8 +185,7 @@ def test_a_skip_does_not_wait_for_the_lock_of_its_content(node: CountLines, post
 
 
 @pytest.mark.clause("IEN-06")
-def test_an_effect_that_raises_leaves_only_a_failed_intent(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_an_effect_that_raises_leaves_only_a_failed_intent(node: CountLines, nodes: IdempotentNodes) -> None:
 
     def apply(tx: Transaction, effect: Effect) -> Effect:
         tx.run(
@@ -202,7 +198,7 @@ def test_an_effect_that_raises_leaves_only_a_failed_intent(node: CountLines, dat
         run_node(nodes, node, run_id=RUN, code=CODE)
     assert statuses(nodes) == [IntentStatus.FAILED]
     assert nodes.newest(node.name) is None
-    with database.snapshot() as tx:
+    with nodes.database.snapshot() as tx:
         assert nodes.output("0" * 64, tx=tx) is None
 
 

@@ -10,18 +10,16 @@ import pytest
 
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
-from kfm_dagster.idempotent_node.transaction import Effect
+from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, open_nodes, rebuilt
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, rebuilt
 from kfm_dagster_tests.moments import deaths, dying
 
 OTHER_RUN = "1" + RUN[1:]
 
 
-def story(database: Database, node: CountLines) -> Any:
+def story(nodes: IdempotentNodes, node: CountLines) -> Any:
     """Return a node's intents, checkpoint, outputs and files as text to compare."""
-    nodes = open_nodes(database)
     intents = [intent for intent in nodes.intents.of_run(RUN) if intent.node == node.name]
     rows = [
         (
@@ -42,9 +40,8 @@ def story(database: Database, node: CountLines) -> Any:
 
 @pytest.mark.clause("IEN-09", "IEN-06")
 def test_a_crash_at_any_moment_and_a_replay_give_a_clean_run_s_result(
-    node: CountLines, database: Database, tmp_path: Path
+    node: CountLines, nodes: IdempotentNodes, tmp_path: Path
 ) -> None:
-    nodes = open_nodes(database)
 
     def named(name: str) -> CountLines:
         # Another kind is another content, so that one database serves all crashes.
@@ -52,10 +49,10 @@ def test_a_crash_at_any_moment_and_a_replay_give_a_clean_run_s_result(
 
     clean = named("clean")
     run_node(nodes, clean, run_id=RUN, code=CODE)
-    expected = story(database, clean)
+    expected = story(nodes, clean)
     for at, death in deaths():
         crashed = named(f"crashed-{at}")
-        with dying(database, at=death):
+        with dying(nodes.database, at=death):
             crashed.reached = lambda death=death: death.reach("a file operation")
             run_node(nodes, crashed, run_id=RUN, code=CODE)
         begun = any(intent.node == crashed.name for intent in nodes.intents.of_run(RUN))
@@ -64,13 +61,12 @@ def test_a_crash_at_any_moment_and_a_replay_give_a_clean_run_s_result(
         if not begun:
             # The crash was before the intent was durable: the caller repeats the run.
             run_node(nodes, named(crashed.name), run_id=RUN, code=CODE)
-        assert story(database, crashed) == expected, death
+        assert story(nodes, crashed) == expected, death
     assert at > 15, "the crash moments cover the whole run"
 
 
 @pytest.mark.clause("IEN-09")
-def test_every_unresolved_intent_is_replayed_until_it_is_resolved(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_every_unresolved_intent_is_replayed_until_it_is_resolved(node: CountLines, nodes: IdempotentNodes) -> None:
     intents = []
     for number in range(3):
         other = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
@@ -91,8 +87,7 @@ def test_every_unresolved_intent_is_replayed_until_it_is_resolved(node: CountLin
 
 
 @pytest.mark.clause("IEN-09")
-def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines, nodes: IdempotentNodes) -> None:
     lost = begin(nodes, node)
     run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert node.calls == 1
@@ -105,8 +100,7 @@ def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines
 
 
 @pytest.mark.clause("IEN-09")
-def test_an_intent_superseded_by_later_content_is_skipped(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_an_intent_superseded_by_later_content_is_skipped(node: CountLines, nodes: IdempotentNodes) -> None:
     lost = begin(nodes, node)
     later = CountLines(files=node.files, folder=node.folder, minimum=2)
     newest = run_node(nodes, later, run_id=OTHER_RUN, code=CODE).output
@@ -118,9 +112,8 @@ def test_an_intent_superseded_by_later_content_is_skipped(node: CountLines, data
 
 @pytest.mark.clause("IEN-05", "IEN-09")
 def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
-    node: CountLines, database: Database
+    node: CountLines, nodes: IdempotentNodes
 ) -> None:
-    nodes = open_nodes(database)
     lost = begin(nodes, node)
     node.files[0].write_text("corrected\n")
     assert (
@@ -132,8 +125,7 @@ def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
     assert nodes.newest(node.name) == newer.output
 
 
-def test_superseded_failed_intents_are_skipped_in_one_step(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_superseded_failed_intents_are_skipped_in_one_step(node: CountLines, nodes: IdempotentNodes) -> None:
     for name, later in {"overtaken": True, "waiting": False}.items():
         other = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
         intent = begin(nodes, other)
@@ -148,15 +140,14 @@ def test_superseded_failed_intents_are_skipped_in_one_step(node: CountLines, dat
 
 
 @pytest.mark.clause("IEN-06")
-def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, nodes: IdempotentNodes) -> None:
     slow = begin(nodes, node)
     nodes.intents.fail_runs([RUN])
     node.minimum = 2
     run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert nodes.intents.give_up_overtaken() == 1
 
-    with database.transaction() as tx:
+    with nodes.database.transaction() as tx:
         upserted = nodes.upsert(slow, lambda _: Effect(record={"by": "the slow worker"}), tx=tx)
     assert upserted.status is IntentStatus.APPLIED
     assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
@@ -165,16 +156,14 @@ def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, 
     assert (again.status, again.output) == (IntentStatus.SKIPPED, upserted.output)
 
 
-def test_a_replay_does_not_touch_intents_that_may_still_be_running(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_a_replay_does_not_touch_intents_that_may_still_be_running(node: CountLines, nodes: IdempotentNodes) -> None:
     begin(nodes, node)
     assert not replay_intents(nodes, rebuilt, started_before=NOW).applied
     assert len(replay_intents(nodes, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
 
 
 @pytest.mark.clause("IEN-05", "IEN-06", "IEN-09")
-def test_a_run_resumes_its_own_unresolved_intent(node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_a_run_resumes_its_own_unresolved_intent(node: CountLines, nodes: IdempotentNodes) -> None:
     original = node.verify
 
     def broken(effect: Effect) -> None:
@@ -192,12 +181,11 @@ def test_a_run_resumes_its_own_unresolved_intent(node: CountLines, database: Dat
 
 @pytest.mark.clause("IEN-04")
 @pytest.mark.parametrize("end", [IntentStatus.APPLIED, IntentStatus.SKIPPED])
-def test_a_resolved_intent_keeps_its_status(end: IntentStatus, node: CountLines, database: Database) -> None:
-    nodes = open_nodes(database)
+def test_a_resolved_intent_keeps_its_status(end: IntentStatus, node: CountLines, nodes: IdempotentNodes) -> None:
     intent = begin(nodes, node)
 
     def resolved(status: IntentStatus) -> bool:
-        with database.transaction() as tx:
+        with nodes.database.transaction() as tx:
             return nodes.intents.resolve(intent, status, tx=tx)
 
     assert [resolved(IntentStatus.FAILED) for _ in range(2)] == [True, False]

@@ -12,21 +12,9 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Met
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, Issue, Severity, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.stac_register import stac_register, stac_register_batch
-from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, run_state, with_metadata
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "catalog"
-
-
-@pytest.fixture
-def catalog(database: Database, root: Path, contracts: ContractRegistry) -> Catalog:
-    return Catalog(database, FolderPublisher(root), contracts)
 
 
 def register(catalog: Catalog, contracts: ContractRegistry, *envelopes: Envelope) -> list[Envelope]:

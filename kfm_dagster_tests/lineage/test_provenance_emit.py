@@ -10,31 +10,18 @@ import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, ProvenanceStatus, StacResult, StacStatus
 from kfm_dagster.contracts.issues import Issue, Severity
-from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.operators.provenance_emit import provenance_emit
-from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.units import readable, registered
 
 NOW = datetime(2025, 12, 3, 0, 5, tzinfo=UTC)
 
 
-def emit(batch: list[Envelope], lineage: Lineage, contracts: ContractRegistry) -> list[Envelope]:
-    return provenance_emit(
-        batch,
-        contract=contracts["goes-abi"],
-        lineage=lineage,
-        fence=open_fence,
-        run_id="run",
-        occurred_at=NOW,
-        started_at=NOW - timedelta(minutes=1),
-    )
-
-
 @pytest.mark.clause("OPR-11")
 def test_only_registered_units_get_lineage_in_unchanged_order(
-    database: Database, tmp_path: Path, contracts: ContractRegistry
+    lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     issue = Issue(code="missing_object", severity=Severity.FAILED, message="gone")
     failed = Integrity(status=CheckStatus.FAILED, issues=(issue,))
@@ -52,12 +39,13 @@ def test_only_registered_units_get_lineage_in_unchanged_order(
         item(4, StacStatus.UPDATED),
         item(5, StacStatus.CREATED).evolve(integrity=failed),
     ]
-    emitted_units = emit(batch, Lineage(database, str(tmp_path / "lineage")), contracts)
+    times = {"occurred_at": NOW, "started_at": NOW - timedelta(minutes=1)}
+    emitted_units = provenance_emit(batch, contract=contract, lineage=lineage, fence=open_fence, run_id="run", **times)
     assert [unit.wal_id for unit in emitted_units] == [unit.wal_id for unit in batch]
     assert [unit.provenance and unit.provenance.status for unit in emitted_units] == [
         ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK, None,
     ]  # fmt: skip
     # Only the operator's own section changed.
     assert [unit.evolve(provenance=None) for unit in emitted_units] == batch
-    emitted = {wal_id for _, wal_id in readable(tmp_path / "lineage")}
+    emitted = {wal_id for _, wal_id in readable(root)}
     assert emitted == {batch[index].wal_id for index in (0, 3, 4)}
