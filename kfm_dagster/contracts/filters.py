@@ -37,7 +37,7 @@ Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "
 
 
 def _digits(value: int | str) -> int | str:
-    # int() would take thousands of digits of any script; a database integer has nine ASCII digits.
+    # Nine ASCII digits fit a database integer; int() alone would take thousands of digits of any script.
     if isinstance(value, str) and not re.fullmatch(r"[0-9]{1,9}", value):
         raise ValueError(value)
     return value

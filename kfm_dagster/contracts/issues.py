@@ -175,7 +175,9 @@ class Repair:
     repair: str
 
 
-_CUT = Repair(usually="truncated on upload, or rewritten meanwhile", repair="wait for the provider's next upload")
+_CUT = Repair(
+    usually="the object was truncated on upload, or rewritten meanwhile", repair="wait for the provider's next upload"
+)
 _FORMAT = Repair(
     usually="another format under a known name, or other bytes after the last GRIB2 message",
     repair="a correction by the provider, or of our reader",
@@ -183,23 +185,23 @@ _FORMAT = Repair(
 _PRODUCT = Repair(usually="a change of the product", repair="a change of the contract, or of the reader")
 REPAIRS: Mapping[str, Repair] = {
     IntegrityIssue.MISSING_OBJECT: Repair(
-        usually="announced before it existed, or removed since",
+        usually="the object was announced before it existed, or was removed since",
         repair="wait for the provider, or discard",
     ),
     IntegrityIssue.SIZE_MISMATCH: _CUT,
     MetadataIssue.TRUNCATED_OBJECT: _CUT,
     IntegrityIssue.ETAG_MISMATCH: _CUT,
     MetadataIssue.COMPLETENESS_UNCHECKED: Repair(
-        usually="suspect, never failed: the end could not be checked, or a radar stopped early",
-        repair="none, unless a client misses data",
+        usually="suspect, never failed: the object's end could not be checked, or a radar stopped early",
+        repair="no repair, unless a client misses data",
     ),
     MetadataIssue.OUT_OF_TABLE: Repair(
         usually="suspect, never failed: a code that its table does not contain, such as a test's coverage pattern",
-        repair="none, unless clients filter by it",
+        repair="no repair, unless clients filter by this code",
     ),
     IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(
-        usually="suspect, never failed: far from the recent sizes of its product, which the message lists",
-        repair="none, unless data is missing in it",
+        usually="suspect, never failed: the size is far from the recent sizes of its product, which the message lists",
+        repair="no repair, unless the object lacks data",
     ),
     MetadataIssue.SIDECAR_OUTDATED: Repair(
         usually="suspect, never failed: the index is older than the object, which may have been rewritten",
@@ -208,8 +210,10 @@ REPAIRS: Mapping[str, Repair] = {
     IntegrityIssue.BAD_MAGIC: _FORMAT,
     MetadataIssue.UNREADABLE_FORMAT: _FORMAT,
     MetadataIssue.KEY_MISMATCH: Repair(
-        usually="another member, grid, parameter or centre than in the key; the message has both values",
-        repair="wait for the provider's next upload; if all objects of a product have it, correct the `key_values`",
+        usually="the object has another member, grid, parameter or centre than its key states; the message has both "
+        "values",
+        repair="wait for the provider's next upload; if all objects of a product have this code, correct the "
+        "`key_values`",
     ),
     MetadataIssue.SIDECAR_MISMATCH: Repair(
         usually="an index of another object, or an index with a missing line",
@@ -223,7 +227,7 @@ REPAIRS: Mapping[str, Repair] = {
     MetadataIssue.INCOMPLETE_PRODUCT_METADATA: _PRODUCT,
     MetadataIssue.TIME_MISMATCH: _PRODUCT,
     GovernanceIssue.HARD_FAIL: Repair(
-        usually="refused by a rule of the contract, which the message names",
+        usually="a rule of the contract, which the message names, refuses the unit",
         repair="release if an embargo is over; else ask the steward, or discard",
     ),
 }

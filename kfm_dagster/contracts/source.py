@@ -101,10 +101,10 @@ class TimeField(Strict):
 
 
 def refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
-    """Raise a ValueError that names the groups that fields use and the key pattern lacks."""
+    """Raise ValueError if fields use groups that the key pattern lacks; its text names them."""
     if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
         listing = ", ".join(f"{field} {names}" for field, names in missing.items())
-        raise ValueError(f"groups that are not in the key pattern: {listing}; it has {sorted(groups)}")
+        raise ValueError(f"groups that are not in the key pattern: {listing}; the pattern has {sorted(groups)}")
 
 
 class ImpliedGroup(Strict):
@@ -224,7 +224,7 @@ class Storage(Strict):
     listing: list[str] = Field(
         min_length=1,
         description="strftime templates of the prefixes with a UTC day's objects, the same in every bucket; `{name}` "
-        "is replaced by each value of that set in listing_sets.",
+        "is replaced by each value of the set of this name in listing_sets.",
     )
     listing_sets: dict[SetName, Annotated[list[SetValue], Field(min_length=1)]] = Field(
         {},
@@ -233,7 +233,7 @@ class Storage(Strict):
         "each combination of their values. Announced objects are ingested even if no template covers them.",
     )
     scheduled_listing: ScheduledListing | None = Field(
-        None, description="Default: only backfills list, so notifications.topics must announce the objects."
+        None, description="Default: only backfills list objects, so notifications.topics must announce the objects."
     )
 
     @model_validator(mode="after")

@@ -46,7 +46,7 @@ from kfm_dagster.notifications.messages import UNCHECKED, Authenticity, SenderVe
 from kfm_dagster.storage.objects import ListedObject
 
 LISTING_SCHEMA_VERSION = "listing"
-"""`schema_version` of a unit that comes from a listing, so has no message."""
+"""`schema_version` of a unit from a listing; such a unit has no message."""
 
 MAX_REJECTIONS = 100
 """Maximum distinct rejections of a message. S3 sends one record per message, but 1 MiB can hold 500,000 records."""

@@ -42,7 +42,7 @@ def numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """Return the first `count` elements of a variable, without those that were never written."""
+    """Return `count` elements of a variable, except unwritten ones; empty if it is absent."""
     variable = root.dataset(name)
     if variable is None:
         return []

@@ -306,6 +306,6 @@ def _end_of_last(window: HeaderWindow, start: int) -> int:
     if window.size - end > STRAY_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH,
-            f"the last message of the index ends at byte {end}, the object at {window.size}",
+            f"the last message of the index ends at byte {end}, the object ends at {window.size}",
         )
     return end

@@ -260,8 +260,8 @@ def check_tail(window: HeaderWindow) -> None:
 def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[int, bytes]]:
     """Yield sections 1, 3, 4 and 5 of each field by number.
 
-    Numbers ascend, and a further field begins with section 2, 3 or 4. It uses the previous field's sections, except
-    those that it repeats (regulation 92.6.2). Any other section ends the iteration.
+    Numbers ascend, and a further field begins with section 2, 3 or 4. A section that a further field does not repeat
+    is the same as for the field before it (regulation 92.6.2). Any other section ends the iteration.
     """
     sections: dict[int, bytes] = {}
     previous, fields = 0, 0

@@ -10,7 +10,7 @@ length, count and depth is checked before it is used, and threads share nothing.
 
 Structures that NetCDF-4 headers do not need are refused as unreadable (links other than hard links, variables of
 variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
-Each structure that is read has its checksum verified.
+The checksums of all structures that are read are verified.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_MEMBERS = 512
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
 _CHECKED_VERSION, _CHECKED_BYTES = 2, 48
-"""From version 2 on, a superblock has 48 bytes, of which the last four are its checksum."""
+"""From version 2 on, a superblock has 48 bytes; the last four are its checksum."""
 _NOWHERE = b"\xff" * 8
 _SMALL = 1024
 """Maximum rank of an index (half of the entries of a node); NetCDF-4 writes at most 32."""
@@ -318,7 +318,7 @@ class Hdf5Dataset(Hdf5Object):
         if attribute is None or not messages.is_reference_lists(attribute.datatype):
             return None
         if messages.element_count(attribute.dataspace) != len(self.shape):
-            raise unreadable(f"variable {self.name} of shape {self.shape} has another number of dimension lists")
+            raise unreadable(f"variable {self.name} of shape {self.shape} lacks a list of scales for each dimension")
         lists = [_IN_HEAP.unpack_from(attribute.data, _IN_HEAP.size * place) for place in range(len(self.shape))]
         return tuple(
             int.from_bytes(self._heap.read(address, index, 8 * length)[:8], "little") if length else None

@@ -28,7 +28,8 @@ MAX_MEMBERS = 16
 MAX_DEPTH = 4
 """Maximum levels of nested types; a list of references has 2."""
 KEPT = 256
-"""Datatypes and dataspaces that are not checked again. A dataset's files repeat some dozen, each a hundred times."""
+"""Datatypes and dataspaces that are not checked again. A dataset's files have some dozen distinct ones, each a hundred
+times."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}

@@ -122,7 +122,7 @@ def tree_1_children(
         width, most = key_bytes + 8, 2 * file.tree_ranks[kind]
         if not 0 < count <= most:
             raise unreadable(f"a B-tree node with {count} children, {most} at most")
-        # Each node takes the size of the maximum of children, each with its left key, and one more key (III.A.1).
+        # Each node has room for its maximum of children, each with a left key, and for one more key (III.A.1).
         body = file.read(address + _TREE_1.size, most * width + key_bytes)
         children = [
             (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0], body[at + width :][:key_bytes])
