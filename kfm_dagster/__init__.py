@@ -4,8 +4,8 @@
 
     kfm.open("hrrr", field="TMP:2 m above ground")
 
-`search`, `open`, `latest`, `best`, `stores`, `unchanged` and `zarr_store` are those of `kfm_dagster.reading`, imported
-when they are used.
+`search`, `open`, `latest`, `best`, `stores`, `unchanged` and `zarr_store` are functions of `kfm_dagster.reading`. Each
+is imported when it is first used.
 """
 
 from __future__ import annotations

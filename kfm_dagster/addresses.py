@@ -14,8 +14,8 @@ HIDDEN: Final = "***"
 LAKEFS: Final = re.compile(
     r"lakefs://(?P<repository>[a-z0-9][a-z0-9-]{2,62})/(?P<branch>\w[\w-]{0,255})(/_run_state)?/?", re.ASCII
 )
-"""A branch of a lakeFS repository, and run-state's folder in it. Repository names follow lakeFS's concepts page; a
-branch must not contain a slash, because the part after the slash would read as a folder."""
+"""The address of a lakeFS branch, or of run-state's folder in the branch. Repository names follow lakeFS's concepts
+page. A branch must not contain a slash, because the part after the slash would be read as a folder."""
 
 _HARMLESS: Final = frozenset(
     {
@@ -24,7 +24,7 @@ _HARMLESS: Final = frozenset(
     }
 )  # fmt: skip
 """Options without secrets, which name the server and the form of a connection (libpq, section 34.1.2; SQLite's URI file
-names). All other options are hidden, known or not."""
+names). The values of all other options, known or unknown, are hidden."""
 
 
 def shown(address: str) -> str:
@@ -56,7 +56,7 @@ def _option(option: str) -> str:
 
 
 def _secrets(address: str) -> set[str]:
-    """Return the secrets that `shown` hides, each as written and percent-decoded."""
+    """Return the secrets that `shown` hides: each as it is written, and percent-decoded."""
     if "://" not in address:
         return set()
     try:

@@ -1,7 +1,7 @@
 """Configuration files: read YAML into a model, or refuse it with file, line and reason.
 
-Belongs here: the reading that the files of `configs/`, contracts, selections and plans share. Does not belong here:
-their content (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
+Belongs here: how the files of `configs/`, contracts, selections and plans are read. Does not belong here: their content
+(`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kfm_dagster.errors import ConfigurationError
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_DAYS = 3650
-"""Ten years. A time without a bound, added to now, could leave the range of Python's dates."""
+"""Limit of a duration: ten years. Without a limit, now plus a duration could leave the range of Python's dates."""
 
 
 class CardError(ConfigurationError):
@@ -28,14 +28,14 @@ class CardError(ConfigurationError):
 
 
 class Strict(BaseModel):
-    """A section of a file; unknown keys are refused, and its values are immutable."""
+    """An immutable section of a file; unknown keys are refused."""
 
-    # Deferred: pydantic builds the validators of a file and its sections when a process first reads such a file.
+    # `defer_build`: pydantic builds the validators of a kind of file when a process first reads a file of that kind.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _duration(value: object) -> object:
-    """Read `10m`, `1.5h`. Raises ValueError for any other text or type."""
+    """Read a duration such as `10m` or `1.5h`. Raises ValueError for any other text or type."""
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2]]
         if seconds > LONGEST_DAYS * _SECONDS["d"]:
@@ -66,7 +66,7 @@ Duration = Annotated[
 
 
 def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming file and first line that is not UTF-8."""
+    """Return a file's text. Raises `error`, with the file and its first line that is not UTF-8."""
     try:
         content = file.read_bytes()
     except OSError as caught:
@@ -83,7 +83,7 @@ def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str
 
 
 def text_in(folder: Path | None, name: str) -> tuple[str, str]:
-    """Return text and path of a folder's file, else of the release's own file. Raises CardError."""
+    """Return text and path of a folder's file, or else of the release's file. Raises CardError."""
     path = (own_folder() if folder is None else folder) / name
     if not path.exists():
         path = own_folder() / name

@@ -24,11 +24,11 @@ KeyPath = Sequence[int | str]
 """The keys and positions that lead to a value of a document."""
 Model = TypeVar("Model", bound=BaseModel)
 _SHOWN = 120
-"""Characters of a wrong value that are shown."""
+"""Number of characters of a wrong value that an error shows."""
 
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser, which takes a fifth of the time of PyYAML's own; PyYAML is sometimes built without it."""
+"""libyaml's parser, which takes a fifth of the time of PyYAML's own; PyYAML is sometimes built without libyaml."""
 MOST_LEVELS = 100
 """Maximum levels of lists and mappings, because libyaml's composer recurses and crashes at some ten thousand levels."""
 MOST_VALUES = 100_000
@@ -51,7 +51,7 @@ class _Loader(_PARSER):  # type: ignore[misc]
 
 
 def read_yaml(text: str) -> Any:
-    """Return a text's only document, None if empty. Raises yaml.YAMLError.
+    """Return the only document of a text, None for an empty text. Raises yaml.YAMLError.
 
     Wrong keys and excessive size raise this error, too. YAML 1.2.2, section 3.2.1.1, requires the keys of a mapping to
     be unique, but in PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans
@@ -137,7 +137,7 @@ class DocumentError(ValueError):
 
     @property
     def what(self) -> str:
-        """The path of the fault, with dots between the keys."""
+        """The path of the fault, with dots between keys, and the number of other faults."""
         where = ".".join(str(part) for part in self.path if part != "[key]") or "the document"
         return f"{where} is wrong" + (f" ({self.more} more)" if self.more else "")
 
@@ -194,7 +194,7 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
         case "missing":
             return DocumentError(path=path, observed="nothing", expected="a value: the key is required", more=more)
         case _:
-            # A fault of a whole section is described by its message, because the section's text would be cut off.
+            # For a fault of a whole section, the error's message is shown: the section's text would be cut off.
             is_section = first["type"] == "value_error" and isinstance(first["input"], Mapping)
             message = expectation(first["msg"])
             if is_section:

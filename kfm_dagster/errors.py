@@ -1,7 +1,7 @@
 """Errors: a base class, and the parts of every refusal of the package.
 
 Belongs here: exception classes that cross a package boundary. Does not belong here: the issue codes that an operator
-gives a unit (`contracts/issues.py`); those are data, not exceptions.
+gives a unit (`contracts/issues.py`), because these codes are data, not exceptions.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class IllegalTransitionError(KfmError):
             "illegal transition" if why is None else f"illegal transition ({why})",
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
             expected=expected,
-            next_step="see its present state (kfm units show, kfm replay status)",
+            next_step="see the present state (kfm units show, kfm replay status)",
         )
 
 

@@ -24,15 +24,15 @@ class Failpoint(StrEnum):
     """A point where the process may die, wait or fail: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
-    """A transaction is about to begin, to read or to write; the database has no request yet."""
+    """A transaction that reads or writes is about to begin; nothing was sent to the database yet."""
     DATABASE_COMMIT_BEFORE = "database.commit.before"
     """A transaction has made its changes, which no other process sees yet."""
     DATABASE_COMMIT_AFTER = "database.commit.after"
     """A transaction is durable; an error here acts as a commit whose answer is lost."""
     STAGE_COMPUTED = "stage.computed"
-    """A node has finished, with its external effects; the stage is not committed."""
+    """A node has finished, including its external effects; the stage is not committed."""
     STAGE_COMMITTED = "stage.committed"
-    """A stage is durable; deleting its messages, which must follow the commit, has not begun."""
+    """A stage is durable. The deletion of its messages, which must follow the commit, has not begun."""
     QUEUE_RECEIVE_BEFORE = "queue.receive.before"
     """A receive request is about to be sent."""
     QUEUE_RECEIVE_AFTER = "queue.receive.after"
@@ -103,7 +103,7 @@ Labels = Mapping[str, str]
 """Labels of a failpoint. Within a stage: `dataset`, `operator`, `partition`, `run` and `units` (the size of the stage's
 batch, "" while unknown). Outside of a stage: none."""
 Handler = Callable[[Failpoint, Labels], None]
-"""Called at every failpoint; its error is raised there."""
+"""Called at every failpoint; an error that the handler raises is raised at the failpoint."""
 
 _labels: ContextVar[Labels] = ContextVar("kfm_failpoint_labels", default={})  # noqa: B039, never changed, only replaced
 _handler: Handler | None = None

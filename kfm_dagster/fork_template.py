@@ -1,9 +1,9 @@
 """Assemble the definitions and freeze all objects: the last import before runs are forked.
 
 A forked run begins with the modules and objects of its parent, and assembles definitions again only if their inputs
-have changed. Both share memory until one of them writes. The garbage collector writes into each object that it
-examines, but skips frozen objects. Other processes must not import this module: frozen objects are not torn down, and
-libraries complain. `code_server.py` has only the name of this module.
+have changed. Run and parent share a page of memory until one of them writes into the page. The garbage collector
+writes into each object that it examines, but skips frozen objects. Other processes must not import this module, because
+libraries complain when frozen objects are not torn down. `code_server.py` only names this module.
 """
 
 import gc
@@ -19,7 +19,7 @@ with suppress(Exception):
     defs().get_repository_def()
 # Imported once here, because otherwise each run would import its readers.
 modules = [reader.module for reader in READERS.values()]
-# Compiles the schemas.
+# The call compiles the schemas.
 validate_document({"type": "Feature"})
 
 gc.collect()

@@ -1,4 +1,4 @@
-"""The durable queue (`outbox`): one row per (topic, subject, consumer) not yet delivered.
+"""The durable queue (`outbox`): one row per undelivered (topic, subject, consumer).
 
 A row is committed together with its cause. Several workers can deliver one topic: each claim has a number (`turn`) and
 a lease, after which another worker may claim the row. After each failed delivery, the pause before the next doubles.
@@ -18,13 +18,14 @@ from kfm_dagster.storage.database import Database, Transaction
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
 """Pauses between tries, the first and the longest. By these, an outage of a day costs some 150 tries."""
 MOST_DOUBLINGS = 20
-"""Maximum doublings, because a timedelta cannot hold 2^40 pauses; LONGEST_PAUSE is reached much earlier."""
+"""Maximum number of doublings. A timedelta could not hold 2^40 times the first pause; LONGEST_PAUSE is reached much
+earlier."""
 ERROR_LENGTH = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A claimed row. `turn` is the claim's number; the topic defines `position` and `payload`."""
+    """A row. `turn` is its claim's number; the topic gives `position` and `payload` a meaning."""
 
     consumer: str
     subject: str
@@ -43,7 +44,7 @@ class Entry:
 
 
 class Outbox:
-    """The rows of a topic. `lease` must exceed the time between two calls of `renew`."""
+    """The rows of a topic. `lease` must be longer than the time between two calls of `renew`."""
 
     def __init__(self, database: Database, topic: str, *, lease: timedelta, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -54,7 +55,7 @@ class Outbox:
     def put(
         self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
     ) -> None:
-        """Add an entry that is due at once, unless the consumer has an entry of the subject."""
+        """Add an entry that is due at once, unless the consumer has an entry for the subject."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
@@ -77,13 +78,13 @@ class Outbox:
         return None
 
     def take(self, consumer: str, subject: str) -> Entry | None:
-        """Create the consumer's entry of a subject if missing, then claim it; None if it is not due."""
+        """Claim the consumer's entry for a subject, created if missing; None if it is not due."""
         with self._database.transaction() as tx:
             self.put(tx, consumer, subject)
             return self._claim(tx, consumer, subject)
 
     def advance(self, entry: Entry, position: int) -> None:
-        """Save a consumer's position, and make the entry claimable at once."""
+        """Save a new position, clear failures and error, and make the entry claimable at once."""
         self._write(replace(entry, position=position), until=self._clock(), failures=0, error=None)
 
     def renew(self, entry: Entry) -> bool:

@@ -59,7 +59,8 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     # JSON Web Tokens, whole or cut off; GitHub and Slack tokens.
     (re.compile(r"\beyJ[\w-]{5,}+(?:\.[\w-]*+){0,2}"), _MARK),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|xox[abeprs]-|glpat-)[\w-]{10,}"), _MARK),
-    # Bare secret access keys: forty base64 characters, unlike a hexadecimal digest or a path of small letters.
+    # Bare secret access keys: forty base64 characters with small letters, capitals and digits. A hexadecimal digest and
+    # a path of small letters have no capitals.
     (
         re.compile(
             r"(?<![\w/+=.-])(?=[A-Za-z0-9/+]*[a-z])(?=[A-Za-z0-9/+]*[A-Z])(?=[A-Za-z0-9/+]*[0-9])"
@@ -67,7 +68,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         ),
         _MARK,
     ),
-    # Session tokens and the like: base64 far longer than any name that a person chose.
+    # Session tokens and the like: 100 or more characters of base64, longer than any name that a person would choose.
     (re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{100,}"), _MARK),
     (re.compile(r"([\w.!#$%&'*+/=?^`{|}~-]++)(@[A-Za-z0-9-]++(?:\.[A-Za-z0-9-]++)++)?"), _if_tail(_MARK)),
 )
@@ -79,9 +80,10 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 def redact(text: str, limit: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return a line of at most `limit` characters without credentials, e-mails and stack traces.
+    """Return a line of at most `limit` characters without credentials and stack traces.
 
-    A stack trace keeps its last line, which names the exception. Removed texts show as `[redacted]`.
+    E-mail addresses are removed. Of a stack trace, the last line remains, which names the exception. `[redacted]`
+    replaces a removed text.
     """
     line = _one_line(_bounded(text))
     for pattern, replacement in _RULES:
@@ -104,7 +106,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def redacted_error(error: BaseException) -> BaseException:
-    """Return a redacted exception to raise or log instead, with its causes and tracebacks.
+    """Return a redacted exception, with causes and tracebacks, to raise or log instead.
 
     Causes are redacted, too, because logs and Dagster's events contain their texts. An error of the package is kept.
     """

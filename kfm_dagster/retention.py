@@ -65,7 +65,7 @@ Samples = Annotated[Duration, AfterValidator(_at_least(1, "people look at a case
 
 
 class KeptFor(Strict):
-    """The maximum age of each kind of data; data of a kind with None are kept for ever."""
+    """The maximum age of each kind of data; None keeps the kind for ever."""
 
     dagster_runs: Runs | None = None
     landing: Messages | None = None
@@ -104,7 +104,7 @@ _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldBatch:
-    """A batch of data older than the policy's age: their number, and the names of unneeded data."""
+    """A batch of data older than the policy's age: their number, and names of removable data."""
 
     old: int
     removable: Sequence[str]
@@ -126,7 +126,7 @@ class Pruner(Protocol):
 class Pruned:
     """A kind's result: numbers of `old` and `removed` data, and `bytes` of the removed data.
 
-    In a plan, `removed` and `bytes` are those of the removable data.
+    In a plan, `removed` and `bytes` count the data that would be removed.
     """
 
     kind: RetentionKind
@@ -144,7 +144,7 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The policy of a deployment, and a pruner for each kind of data that it stores."""
+    """The policy of a deployment, and a pruner for each kind of data that the deployment stores."""
 
     policy: RetentionPolicy
     pruners: Mapping[RetentionKind, Pruner]
@@ -152,7 +152,7 @@ class Retention:
     clock: Callable[[], datetime]
 
     def plan(self) -> list[Pruned]:
-        """Return the data to remove of each kind that has a policy; change nothing."""
+        """Return the data to remove, for each kind that has a limit; change nothing."""
         return list(self._each(None))
 
     def run(self, *, actor: str) -> Iterator[Pruned]:
@@ -191,7 +191,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFiles:
-    """Files of a folder of the store, and the statement that selects the removable files."""
+    """Files in a folder of the store, and the statement that selects the removable files."""
 
     folder: str
     statement: str
@@ -211,7 +211,7 @@ class StoredFiles:
             yield self._batch(old, before)
 
     def remove(self, batch: OldBatch) -> None:
-        """Delete the files that nothing needs. Raises DependencyUnavailableError."""
+        """Delete the removable files of a batch. Raises DependencyUnavailableError."""
         with ThreadPoolExecutor(DELETES) as pool:
             list(pool.map(self._delete, batch.removable))
 
@@ -242,7 +242,7 @@ class StoredFiles:
 
 
 def stored_files(store: Store, database: Database) -> Mapping[RetentionKind, StoredFiles]:
-    """Return the pruners of the kinds that are files of the store."""
+    """Return the pruners of the kinds of data that are files in the store."""
     kinds = {
         RetentionKind.LANDING: ("landing", "retention.landing"),
         RetentionKind.ARTIFACTS: ("artifacts", "retention.artifacts"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PREFIX = "KFM_"
 MISSPELT = 0.8
-"""Least similarity (difflib's ratio) at which a name is a misspelt setting; at 0.8 one letter in five differs."""
+"""Least similarity (difflib's ratio) of an unknown name to a setting that it misspells: one letter in five differs."""
 
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -47,9 +47,9 @@ _PAGE = r"^(https?://[^/\s@?#]+[^\s@?#]*)?$"
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine's names, which are the only hosts that may be reached without TLS."""
 WATTS_PER_CORE = 3.5
-"""Power of a vCPU at full load, averaged over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
+"""Watts of a vCPU at full load, averaged over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
 GCO2E_PER_KWH = 445.0
-"""The world's electricity in 2024 (IEA, Electricity 2025, "Emissions")."""
+"""Grams of CO2e per kWh, the world's average in 2024 (IEA, Electricity 2025, "Emissions")."""
 
 
 @unique
@@ -63,7 +63,7 @@ class Environment(StrEnum):
 
 @unique
 class FeedKind(StrEnum):
-    """The part of each dataset that a deployment's queue brings."""
+    """The part of each dataset that a deployment's queue delivers."""
 
     WHOLE = "whole"
     """Every object that the provider announces, so that an hour without objects is a gap."""
@@ -82,15 +82,15 @@ class Settings(BaseModel):
         description="Datasets that the deployment follows, separated by blanks or commas; messages of other datasets "
         "are ignored. Default: all.",
     )
-    home: Path = Field(Path(".kfm"), description="Data root: default parent of the paths below.")
+    home: Path = Field(Path(".kfm"), description="Data root: the folder in which the paths below are by default.")
     # A DSN may hold a password, and a repr ends up in logs and tracebacks.
     wal_dsn: str = Field("", repr=False, description="Ledger database; default sqlite:///$KFM_HOME/kfm.db.")
     dagster_dsn: str = Field(
         "",
         repr=False,
-        description="PostgreSQL database of Dagster's own storage, postgresql+psycopg2://...; may be the same database "
-        "as KFM_WAL_DSN. "
-        "`kfm init` writes a dagster.yaml that names this variable. Default: SQLite files below DAGSTER_HOME.",
+        description="PostgreSQL database of Dagster's own storage, postgresql+psycopg2://...; it can be that of "
+        "KFM_WAL_DSN. `kfm init` writes a dagster.yaml that names this variable. Default: SQLite files below "
+        "DAGSTER_HOME.",
     )
     retention_dsn: str = Field(
         "",
@@ -108,8 +108,8 @@ class Settings(BaseModel):
     catalog_public_url: str = Field(
         "",
         pattern=_PAGE,
-        description="Where people read the catalog, https://HOST/PATH; DCAT names its files there. Default: "
-        "KFM_CATALOG_URL.",
+        description="Address at which people read the catalog, https://HOST/PATH; DCAT links the catalog's files "
+        "there. Default: KFM_CATALOG_URL.",
     )
     contact: str = Field(
         "",
@@ -120,19 +120,21 @@ class Settings(BaseModel):
     dagster_url: str = Field(
         "",
         pattern=_PAGE,
-        description="Where people open the Dagster UI, https://HOST; the console links runs there. Default: no links.",
+        description="Address of the Dagster UI for people, https://HOST. If set, the console links each run to its "
+        "page there. Default: no links.",
     )
     console_url: str = Field(
         "",
         pattern=_PAGE,
-        description="Where people open the console (kfm console), https://HOST; the Dagster UI links failing units "
-        "there. Default: no links.",
+        description="Address of the console (kfm console) for people, https://HOST. If set, the Dagster UI links each "
+        "failing unit to its page there. Default: no links.",
     )
     allowed_hosts: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._ -]*$",
-        description="Host names, separated by blanks, under which browsers and monitors also reach the Dagster UI and "
-        "the console. Default: localhost, addresses, and the hosts of KFM_DAGSTER_URL and KFM_CONSOLE_URL.",
+        description="Further host names, separated by blanks, under which browsers and monitors reach the Dagster UI "
+        "and the console. Always accepted: localhost, IP addresses, and the hosts of KFM_DAGSTER_URL and "
+        "KFM_CONSOLE_URL. Default: none.",
     )
     geoparquet: bool = Field(
         True,  # noqa: FBT003
@@ -176,11 +178,12 @@ class Settings(BaseModel):
     )
     anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
     sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
-    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of that queue's dead-letter queue.")
+    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of the dead-letter queue of KFM_SQS_PRIMARY_QUEUE.")
     sns_verify: Literal["require", "off"] | None = Field(
         None,
-        description="require: only messages signed by their SNS topic are received. off: also other messages, and raw "
-        "delivery, which has no signature. Default: require; but off outside prod if AWS_ENDPOINT_URL is outside AWS.",
+        description="require: only messages signed by their SNS topic are accepted. off: signatures are not checked; "
+        "raw delivery, which has none, needs this. Default: off outside prod if AWS_ENDPOINT_URL is not AWS's, else "
+        "require.",
     )
     sns_trusted_url: str = Field(
         "",
@@ -189,7 +192,8 @@ class Settings(BaseModel):
     )
     sns_trusted_ca: Path | None = Field(
         None,
-        description="PEM file of the authority for certificates below KFM_SNS_TRUSTED_URL, and only for these.",
+        description="PEM file of the authority that is trusted for certificates below KFM_SNS_TRUSTED_URL, and only "
+        "for these.",
     )
     sensor_interval_seconds: PositiveInt = Field(5, description="Pause between two ticks of the sensors.")
     tick_budget_seconds: PositiveInt = Field(
@@ -234,7 +238,9 @@ class Settings(BaseModel):
         description="Objects that one run reads at the same time from a bucket; from a folder, it reads one by one.",
     )
     lease_seconds: PositiveInt = Field(
-        960, description="An in_progress record older than this is recovered (visibility timeout 900 s + 60 s margin)."
+        960,
+        description="Duration of a run's lease. A record in progress is recovered if its run has not renewed the lease "
+        "for this time (default: visibility timeout 900 s + 60 s margin).",
     )
     retry_backoff_seconds: float | None = Field(
         None, ge=0, description="Overrides the base backoff of every contract (demo and tests)."
@@ -250,19 +256,19 @@ class Settings(BaseModel):
         validate_default=True,
         pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$",
         max_length=256,
-        description="Branch that the records of run-state name. If run-state is outside the database, its path also "
-        "contains the branch. Default: the branch of KFM_RUN_STATE, or main.",
+        description="Branch written into each record of run-state. Outside the database, the path of each record "
+        "contains the branch, too. Default: the branch of KFM_RUN_STATE, or main.",
     )
     energy_grid: str = Field(
         "",
-        description="Measure energy and CO2e of each step with codecarbon (extra `energy`): the grid's country, ISO "
-        "3166-1 alpha-3, or USA/state. Default: estimates from the step's CPU seconds and the next two settings.",
+        description="Country of the grid, ISO 3166-1 alpha-3, or USA/state. If set, codecarbon (extra `energy`) "
+        "measures energy and CO2e of each step. Default: estimates from its CPU seconds and the next two settings.",
     )
     watts_per_core: float = Field(
-        WATTS_PER_CORE, ge=0, allow_inf_nan=False, description="Power of a busy core, where it is not measured."
+        WATTS_PER_CORE, ge=0, allow_inf_nan=False, description="Power of a busy core, if KFM_ENERGY_GRID is unset."
     )
     grid_gco2e_per_kwh: float = Field(
-        GCO2E_PER_KWH, ge=0, allow_inf_nan=False, description="Grams of CO2e per kWh, where KFM_ENERGY_GRID is unset."
+        GCO2E_PER_KWH, ge=0, allow_inf_nan=False, description="Grams of CO2e per kWh, if KFM_ENERGY_GRID is unset."
     )
     worker_usd_per_hour: float | None = Field(
         None,
@@ -298,7 +304,7 @@ class Settings(BaseModel):
     console_tokens: SecretStr | None = Field(
         None,
         description="Tokens for decisions in the console (docs/console.md): NAME=TOKEN, separated by blanks; the "
-        "governance log has the name. Default: the console only reads.",
+        "governance log records NAME. Default: the console only reads.",
     )
     actor: str = Field("", description="Actor of decisions on the command line (governance log); default: the OS user.")
     worker_id: str = Field(
@@ -444,9 +450,10 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed: by KFM_SNS_VERIFY, else in prod and on AWS's queues.
+        """Whether messages must be signed.
 
-        The queue's endpoint decides, not the topic's name, because topics of an embedded cloud have NOAA's names.
+        KFM_SNS_VERIFY decides; if it is unset, messages must be signed in prod and on AWS's queues. The queue's
+        endpoint shows whether a queue is AWS's; the topic's name does not, as in the embedded cloud it is NOAA's, too.
         """
         if self.sns_verify is not None:
             return self.sns_verify == "require"

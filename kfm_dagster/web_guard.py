@@ -1,8 +1,8 @@
 """Guard a web server: refuse requests that other sites' pages make through a browser.
 
-Browsers state the host that a request is for (Host) and the page that it comes from (Origin, Sec-Fetch-Site). Belongs
-here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's identity
-(`console/session.py`).
+Browsers state in headers for which host a request is (Host), and which page sends the request (Origin, Sec-Fetch-Site).
+Belongs here: refusals by these headers, for the console and for the Dagster UI. Does not belong here: the visitor's
+identity (`console/session.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:[0-9]{1,5})?")
 _OWN_SITES = frozenset({"same-origin", "none"})
-"""Sec-Fetch-Site for a page of this server, and for an address that a person typed or chose (Fetch Metadata, 2.4)."""
+"""Values of Sec-Fetch-Site for a request by a page of this server, and for a request by a person who typed or chose the
+address (Fetch Metadata, 2.4)."""
 
 Refusal = tuple[HTTPStatus, str]
 
 
 def host_names(settings: Settings) -> frozenset[str]:
-    """Return the host names of the console and the Dagster UI, besides localhost and addresses."""
+    """Return the host names of console and Dagster UI, besides localhost and IP addresses."""
     urls = (settings.dagster_url, settings.console_url)
     return frozenset(settings.allowed_hosts.lower().split()) | {urlsplit(url).hostname or "" for url in urls if url}
 
 
 class WebGuard:
-    """ASGI middleware for HTTP and WebSocket; state changes need the media type `changes_by`."""
+    """ASGI middleware for HTTP and WebSocket. `changes_by` is the media type of state changes."""
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str], changes_by: str | None = None) -> None:
         self._app = app
