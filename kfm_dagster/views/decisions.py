@@ -22,12 +22,12 @@ _CURSOR = re.compile(r"([0-9]{1,9})")
 class AlertFilter(Filter):
     """Open alerts, and with `days` also resolved alerts."""
 
-    rule: AlertRule | None = Field(None, description="Only of this rule.")
-    days: Days | None = Field(None, description="Also alerts that resolved within this number of days.")
+    rule: AlertRule | None = Field(None, description="Only alerts of this rule.")
+    days: Days | None = Field(None, description="Also alerts that were resolved within this number of days.")
 
 
 def alerts(parts: Parts, row_filter: AlertFilter, after: str | None, limit: int) -> Page:
-    """Return a page of alerts; `after` is an alert's number. Raises BadFilterError."""
+    """Return a page of alerts; `after` is the id of the alert before. Raises BadFilterError."""
     rows = AlertStore(parts.database, clock=parts.clock).listed(
         resolved_since=None if row_filter.days is None else parts.clock() - timedelta(days=row_filter.days),
         rule=row_filter.rule,
@@ -58,14 +58,14 @@ class CaseFilter(OfDataset):
     """Quarantine cases of a state."""
 
     state: CaseState = Field(CaseState.OPEN, description="Only cases of this state; open cases by default.")
-    reason: str | None = Field(None, description="Only units that were quarantined for this, e.g. attempts_exhausted.")
+    reason: str | None = Field(None, description="Only cases of this reason, e.g. attempts_exhausted.")
 
 
 class LogFilter(Filter):
     """Entries of the governance log."""
 
     action: GovernanceAction | None = Field(None, description="Only this action.")
-    dataset: str | None = Field(None, description="Only this dataset (* for switches over all).")
+    dataset: str | None = Field(None, description="Only this dataset (* for switches of all datasets).")
     wal_id: str | None = Field(None, description="Only this unit.")
 
 

@@ -1,6 +1,6 @@
 """Feeds: the datasets ingested here, their gaps, and messages without units. Only reads.
 
-Does not belong here: storing rejections and ignored records (`ledger/rejections.py`).
+Does not belong here: the storage of rejections and ignored entries (`ledger/rejections.py`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ GAPS = View(
     name="gaps",
     operation="listGaps",
     tool="gaps",
-    summary="Hours that lack objects, and products that are silent or slow now; `complete` unless there are more.",
+    summary="Hours that lack objects, and products that are silent or slow now; `complete` is false if there are more.",
     filter=GapFilter,
     row=Gap,
     query=gaps,
@@ -103,12 +103,12 @@ DATASETS = View(
 
 
 class IgnoredFilter(OfDataset):
-    """Ignored records."""
+    """Ignored entries of messages."""
 
-    reason: IgnoreReason | None = Field(None, description="Only for this reason.")
-    bucket: str | None = Field(None, description="Only of this bucket.")
+    reason: IgnoreReason | None = Field(None, description="Only entries that were ignored for this reason.")
+    bucket: str | None = Field(None, description="Only objects of this bucket.")
     key_prefix: str | None = Field(None, description="Only objects whose key begins with this text.")
-    message_id: str | None = Field(None, description="Only of SQS messages whose id begins with this text.")
+    message_id: str | None = Field(None, description="Only messages whose SQS id begins with this text.")
 
 
 def _newest(parts: Parts, row_filter: IgnoredFilter, _: str | None, limit: int) -> Page:
@@ -150,7 +150,7 @@ REJECTIONS = View(
     name="rejections",
     operation="searchRejections",
     tool="rejections",
-    summary="Rejected messages and records with the reason, the newest first.",
+    summary="Rejected messages and entries of messages with the reason, the newest first.",
     filter=RejectionFilter,
     row=KeptRejection,
     query=rejections,
@@ -159,14 +159,14 @@ REJECTIONS = View(
     end="next",
 )
 IGNORED = View(
-    summary="Ignored records of messages, the newest message first.",
+    summary="Ignored entries of messages, the newest message first.",
     filter=IgnoredFilter,
     row=KeptIgnoredRecord,
     query=_newest,
     columns=("received_at", "dataset", "reason", "key", "bucket", "records", "message_id"),
 )
 IGNORED_COUNTS = View(
-    summary="How many ignored records and messages there are by dataset and reason.",
+    summary="The numbers of ignored entries and of their messages, by dataset and reason.",
     filter=IgnoredFilter,
     row=IgnoredCount,
     query=_counts,

@@ -1,8 +1,8 @@
-"""Units: pages of matches, newest first, their count, and failures by group. Only reads.
+"""Units: pages and counts of matches, newest first, and failures by group. Only reads.
 
 A query examines a bounded number of rows, however large the ledger is. The search for a part of a key uses no index, so
-a page may reach this bound before it is full; `Page.after` continues from there. Does not belong here: matching rows
-(`ledger/search.py`).
+a page may reach this bound before the page is full; `Page.after` continues from there. Does not belong here: how rows
+are matched (`ledger/search.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
-"""Rows that a page or a count may examine: about 0.1 s, because their texts are read from the tables."""
+"""Rows that a page or a count may examine, in about 0.1 s, because the rows' texts are read from the tables."""
 MOST_ADDED_UP = 20_000
 """Rows that all groups of failures together may examine."""
 MOST_COUNTED = 10_000
@@ -69,7 +69,7 @@ class UnitCount:
 class FailureGroup:
     """Units of a dataset that are failed or quarantined with the same code.
 
-    `operator` is None where no operator failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the
+    `operator` is None if no operator failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the
     times of the first and the last failure. Unless `exact`, the group has older units that are not counted.
     """
 
@@ -83,7 +83,7 @@ class FailureGroup:
 
 
 def search_units(parts: Parts, row_filter: UnitFilter, after: str | None, limit: int) -> Page:
-    """Return a page of UNIT_COLUMNS mappings, newest event first; its `after` starts the next.
+    """Return a page of UNIT_COLUMNS mappings, newest event first; `after` starts the next page.
 
     Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
@@ -123,14 +123,14 @@ def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWal
     """Return the record of a unit. Raises UnknownNameError."""
     record = ledger.get(wal_id, tx=tx)
     if record is None:
-        expected = f"the id of a unit; a command takes its first {SHORTEST_PREFIX} characters or more, too"
+        expected = f"the id of a unit; commands also accept its first {SHORTEST_PREFIX} or more characters"
         what = "there is no such unit"
         raise UnknownNameError(what, observed=repr(wal_id[:80]), expected=expected, next_step="kfm units list")
     return record
 
 
 def failure_groups(parts: Parts, row_filter: FailureFilter) -> list[FailureGroup]:
-    """Return groups of a dataset's failed and quarantined units since a time, most units first.
+    """Return the failed and quarantined units by group, the largest group first.
 
     Raises KfmError for an unknown dataset.
     """
@@ -171,7 +171,7 @@ def _units_of(group: FailureGroup) -> str:
     return f"/units?{urlencode(units.query())}"
 
 
-_OPERATOR = Field(description="Operator at which the unit left the chain; null where no operator failed it.")
+_OPERATOR = Field(description="Operator at which the unit left the chain; null if no operator failed.")
 _FIELDS: dict[str, Any] = {
     **{name: (field.annotation, field) for name, field in NoddWalRecord.model_fields.items()},
     "operator": (Operator | None, _OPERATOR),

@@ -1,6 +1,6 @@
 """A view: rows, filter and query, the source of commands, pages, API and tools.
 
-Belongs here: the common parts of views. Does not belong here: the views (the other modules), displaying them.
+Belongs here: the common parts of views. Does not belong here: the views (the other modules), or their display.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def value_of(row: Any, name: str) -> Any:
 
 
 def json_row(row: Any) -> dict[str, Any]:
-    """Return a mapping, dataclass or model as JSON values, nested rows too; times by RFC 3339."""
+    """Return a mapping, dataclass or model, and nested rows, as JSON values; times by RFC 3339."""
     if isinstance(row, BaseModel):
         return row.model_dump(mode="json")
     values = row if isinstance(row, Mapping) else {field.name: getattr(row, field.name) for field in fields(row)}
