@@ -1,6 +1,6 @@
-"""Atomic files: an export's files appear together and whole, and replace only an export.
+"""Atomic files: an export's files appear whole and together, and replace only earlier ones.
 
-A reader sees the old file or the new file. Does not belong here: the content of the files, or the catalog's files,
+A reader sees either the old or the new file. Does not belong here: the content of the files, or the catalog's files,
 which several processes write at the same time (`storage/publisher.py`).
 """
 
@@ -67,7 +67,7 @@ def _refuse_foreign(path: Path, opening: bytes, option: str) -> None:
     if (path.is_symlink() or path.exists()) and not begins_with(path, opening):
         raise ForeignFileError(
             observed=str(path),
-            expected="a file of an earlier export, or none",
+            expected="a file of an earlier export, or no file",
             next_step=f"move it away, or name another folder with {option}",
         )
 

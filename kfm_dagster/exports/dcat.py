@@ -67,7 +67,7 @@ _LINKS = {
     "kfm": ("run_state",),
 }
 _TIMES = {"dct": ("issued", "modified"), "dcat": ("startDate", "endDate"), "kfm": ("recorded_at",)}
-"""Terms by prefix; a term's name is the name of its member."""
+"""Terms by prefix; a term's name is also the name of the document's member."""
 CONTEXT: Document = {
     **_PREFIXES,
     "id": "@id",
@@ -240,7 +240,7 @@ def _run_state(state: RunState) -> Document:
 
 
 def licence(contract: DatasetContract) -> Document:
-    """Return licence and rights. Readers look for them at a dataset, and at its distributions."""
+    """Return licence and rights, which both a dataset and its distributions state."""
     governance = contract.governance
     attribution = {"rights": governance.attribution} if governance.attribution else {}
     if governance.license in _NO_SPDX:
@@ -262,7 +262,7 @@ def themes(contract: DatasetContract) -> Document:
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return the update frequency by hours or listings, else continuous; `never` if retired."""
+    """Return the update frequency: from hours or listings, else continuous; `never` if retired."""
     seconds = _interval(contract)
     if contract.metadata.retired:
         code, label = "NEVER", "never"
@@ -277,7 +277,7 @@ def frequency(contract: DatasetContract) -> Document:
 
 
 def _interval(contract: DatasetContract) -> int | None:
-    """Return the seconds between sets of objects; None where objects come singly."""
+    """Return the seconds between sets of objects; None if objects come singly."""
     listing = contract.storage.scheduled_listing
     if listing is not None and not contract.notifications.topics:
         return listing.every_seconds
@@ -303,7 +303,7 @@ def producers_contact(contract: DatasetContract) -> Document:
 
 
 def distributions(iri: str, collection_id: str, contract: DatasetContract, *, catalog: str) -> list[Document]:
-    """Return the STAC Collection, and each bucket's data, by an https address if it is public."""
+    """Return the STAC Collection and each bucket's data; public buckets have https addresses."""
     asset, terms = contract.stac.data_asset, licence(contract)
     collection = _distribution(f"{iri}:stac", "STAC Collection", _url(catalog, collection_path(collection_id)), JSON)
     data = [

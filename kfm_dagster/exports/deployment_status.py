@@ -39,9 +39,9 @@ class Urgency(StrEnum):
     """Whether a matter needs attention."""
 
     NOW = "now"
-    """It needs a person's action."""
+    """The matter needs a person's action."""
     KNOW = "know"
-    """It resolves by itself, or is a person's decision."""
+    """The matter resolves by itself, or is the effect of a person's decision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ def _of_waiting(
     for row in pending:
         if followed and row.dataset not in followed:
             yield Matter(
-                what=f"{counted(row.units, 'unit')} of {row.dataset} pending, which KFM_DATASETS does not name",
+                what=f"{counted(row.units, 'unit')} of {row.dataset} pending, but KFM_DATASETS lacks the dataset",
                 since=row.oldest_at,
                 next_step=f"add {row.dataset} to KFM_DATASETS",
                 path=f"/units?dataset={row.dataset}&status=pending",
@@ -135,7 +135,7 @@ def _of_waiting(
             waited = int((at - row.oldest_at).total_seconds() // 60)
             yield Matter(
                 what=f"{counted(row.units, 'unit')} of {row.dataset} pending, the oldest for "
-                f"{counted(waited, 'minute')}, and no run works on any",
+                f"{counted(waited, 'minute')}, and no run works on this dataset",
                 since=row.oldest_at,
                 next_step="kfm doctor",
                 path=f"/units?dataset={row.dataset}&status=pending",
@@ -210,7 +210,7 @@ def _of_lineage(waits: Mapping[str, Waiting], at: datetime) -> Iterator[Matter]:
                 urgency=Urgency.NOW if at - waiting.oldest > LATE else Urgency.KNOW,
                 what=f"{place} lacks {counted(waiting.batches, 'file')}: {waiting.error}",
                 since=waiting.oldest,
-                next_step=f"correct {setting}, or repair its store (docs/lineage.md)",
+                next_step=f"correct {setting}, or repair {place} (docs/lineage.md)",
             )
 
 

@@ -21,7 +21,7 @@ LABEL, WIDTH = 200, 720
 """Pixels of the labels, and of the hours beside them."""
 ROW, TOP, BOTTOM = 20, 26, 24
 """Pixels from row to row, above and below all rows."""
-NOTHING_EXPECTED = "Nothing is expected yet: only after a product's first live object, and not in a demo (docs/gaps.md)"
+NOTHING_EXPECTED = "Nothing is expected until a product's first live object arrives, nor in a demo (docs/gaps.md)"
 OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
 
 
@@ -36,7 +36,7 @@ class GapRow:
 
     @property
     def sentence(self) -> str | None:
-        """The hours that lack something and the present gap, in words; None without any."""
+        """The hours that lack objects and the present gap, in words; None if the row has no gap."""
         parts = []
         if short := sorted(hour for hour, share in self.shares.items() if share < 1):
             least = min(self.shares[hour] for hour in short)
@@ -49,7 +49,7 @@ class GapRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapPicture:
-    """Rows over the same hours; `hours` are in order, the last is the present."""
+    """Rows over the same hours; `hours` are in order, and the last hour is the present."""
 
     hours: Sequence[datetime]
     rows: Sequence[GapRow]

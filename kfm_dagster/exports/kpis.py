@@ -2,7 +2,7 @@
 
 A day's KPIs are counted from the records of stages, audit and clock of that day (UTC), so they never change later.
 DuckDB runs the queries over all attempts.
-Belongs here: definitions and counting. Does not belong here: the rest of the report (`validation.py`), pages.
+Belongs here: definitions and counting. Does not belong here: other parts of the report (`validation.py`), pages.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ KPIS: Mapping[str, Kpi] = {
     "latency_p50_seconds": Kpi(
         definition="median of the seconds from the start to the end of a stage that succeeded", citation=_QUANTILE
     ),
-    "latency_p95_seconds": Kpi(definition="95th percentile of the same", citation=_QUANTILE),
+    "latency_p95_seconds": Kpi(definition="95th percentile of the seconds of latency_p50_seconds", citation=_QUANTILE),
     "throughput_units_per_second": Kpi(
-        definition="units settled, over the seconds from the first to the last line of the audit",
+        definition="number of settled units, divided by the seconds from the first to the last line of the audit",
         citation=f"{_CARD}, section XI",
     ),
     "retry_count": Kpi(definition="retried stages", citation=f"{_CARD}, section VI"),
@@ -66,8 +66,8 @@ KPIS: Mapping[str, Kpi] = {
         citation=f"{_CARD}, section XI; Experimental Protocol Card Template v1.0, chapter 8, G6",
     ),
     "p_dim": Kpi(
-        definition="share of quantities that close dimensionally: in each dataset's newest metadata and newest path; "
-        "by day, in all quantities that G4 checked",
+        definition="share of quantities that close dimensionally: for the whole report among the quantities of each "
+        "dataset's newest metadata and newest path, for a day among all quantities that G4 checked",
         citation=f"{_CARD}, sections I and IX",
     ),
     "delta_t_abs_seconds": Kpi(
@@ -75,7 +75,7 @@ KPIS: Mapping[str, Kpi] = {
         citation=f"{_CARD}, sections II and XI",
     ),
     "sigma_y": Kpi(
-        definition="σ_y(τ): overlapping Allan deviation of the same source, by averaging time in seconds",  # noqa: RUF001 - the symbol of the card
+        definition="σ_y(τ): overlapping Allan deviation of the source of δt_abs, by averaging time in seconds",  # noqa: RUF001 - the symbol of the card
         citation="NIST Special Publication 1065 (2008), equation 11",
     ),
 }
@@ -163,7 +163,7 @@ def _throughput(lines: Sequence[Line]) -> float | None:
 
 
 def _p_dim(lines: Iterable[Line]) -> float | None:
-    """Return the share of closed quantities; None if G4 checked none or recorded no figures."""
+    """Return the share of closed quantities; None if G4 checked nothing or recorded no figures."""
     figures = [line["details"].get("figures", {}) for line in lines if line["event"] == Gate.G4]
     quantities = sum(counts.get("quantities", 0) for counts in figures)
     return sum(counts.get("closed", 0) for counts in figures) / quantities if quantities else None

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, from counts in the database, so that they outlive every process.
+"""Metrics for Prometheus, from counts in the database, which outlive every process.
 
 Belongs here: all metrics together, and names, labels and help of the metrics of record moves and queues. Does not
 belong here: names and labels of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the address
@@ -35,7 +35,7 @@ Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 Amounts: TypeAlias = Mapping[tuple[str, ...], float]
 """Amounts by the values of their labels."""
 REJECTED = "rejected"
-"""Status of records without a unit; their dataset is unknown."""
+"""Status of rejected messages and entries of messages, which have no unit and no known dataset."""
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:

@@ -1,8 +1,8 @@
 """OTLP export of metrics: sends the values of `/metrics` to a collector.
 
 Imported only if an endpoint is set. The SDK's instruments are not used, because they count the events of one process.
-The deployment's counts are in the database. They go to the SDK's exporter as they are: cumulative, and without a start
-time. Does not belong here: the counts, or the names for Prometheus (`metrics.py`).
+The deployment's counts, which are in the database, are given to the SDK's exporter unchanged: cumulative, and without a
+start time. Does not belong here: the counts, or the names for Prometheus (`metrics.py`).
 """
 
 from __future__ import annotations

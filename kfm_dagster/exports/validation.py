@@ -1,7 +1,7 @@
 """/validate: results of units and stages of the last days, and the pipeline card's KPIs.
 
     units       units of the ledger by status, and number of units that runs of these days returned for another attempt
-    p_dim       share of quantities that close dimensionally, in each dataset's newest metadata and newest path; none
+    p_dim       share of quantities that close dimensionally, in each dataset's newest metadata and newest path; None
                 without quantities
 
 Belongs here: counting, and the report's tables with its figures as text, for pages and terminals. Does not belong here:
@@ -131,9 +131,9 @@ def _reports_of_metadata(
 def _reports_of_paths(
     nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield recorded reports of a dataset's path quantities, newest first; none without beams."""
+    """Yield recorded reports of a dataset's path quantities, newest first, if it has beams."""
     for output in nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since):
-        quantities = output.record["validation_summary"].get("quantities", ())  # earlier releases had none
+        quantities = output.record["validation_summary"].get("quantities", ())  # missing in earlier releases
         yield {
             "run_id": output.record["run_id"],
             "dataset": contract.public_id,
@@ -145,7 +145,7 @@ def _reports_of_paths(
 
 
 def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the first report with a quantity, else the first; runs without results have none."""
+    """Return the first report with a quantity, else the first; some runs have no results."""
     first = None
     for report in reports:
         if report["p_dim"] is not None:

@@ -177,7 +177,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
     ),
     "a lineage backend that refuses": (
         lineage_refused, "know", "the lineage backend lacks 1 file: http transport: HTTPError: 422",
-        "correct OPENLINEAGE_URL, or repair its store (docs/lineage.md)", None,
+        "correct OPENLINEAGE_URL, or repair the lineage backend (docs/lineage.md)", None,
     ),
     "a message that was rejected": (
         rejected, "know", "1 message rejected within a day: malformed_json",
@@ -227,7 +227,7 @@ def test_units_pending_longer_than_the_limit_without_a_run_are_late(
     planted.unit(0)
     planted.unit(1)
     planted.clock.advance(waited.total_seconds())
-    text = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on any"
+    text = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on this dataset"
     assert [(matter.what, matter.next_step) for matter in planted.matters()] == ([(text, "kfm doctor")] if late else [])
     # A run of another dataset does not change this.
     other = envelope(2, dataset="goes-abi", object_uri="s3://noaa-goes19/x.nc")

@@ -209,14 +209,14 @@ def test_a_signature_by_another_key_is_refused(bundle: Written) -> None:
     other = new_signer()
     bundle.put(SIGNATURE, sign_detached(bundle.contents[MANIFEST], other.secret))
     assert SIGNATURE in bundle.refusal()
-    with pytest.raises(RefusedError, match=f"{SIGNATURE} is of {other.fingerprint}, and {MANIFEST} names"):
+    with pytest.raises(RefusedError, match=f"{SIGNATURE} is of {other.fingerprint}, but {MANIFEST} names"):
         verify_release(bundle.folder, [bundle.signer.certificate, other.certificate])
     bundle.restore()
     with pytest.raises(RefusedError, match=SIGNATURE):
         verify_release(bundle.folder, [other.certificate])
     assert verify_release(bundle.folder, [other.certificate, bundle.signer.certificate])
     bundle.sign_again(bundle.contents[MANIFEST].replace(bundle.signer.fingerprint.encode(), other.fingerprint.encode()))
-    expected = f"{SIGNATURE} is of {bundle.signer.fingerprint}, and {MANIFEST} names {other.fingerprint}"
+    expected = f"{SIGNATURE} is of {bundle.signer.fingerprint}, but {MANIFEST} names {other.fingerprint}"
     assert expected in bundle.refusal()
 
 

@@ -54,7 +54,7 @@ FOLDERS = ("configs", "reports", "figs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTransition:
-    """A recorded transition of a stage's state; `from_state` is None where the stage was opened."""
+    """A recorded transition of a stage's state; `from_state` is None if it opened the stage."""
 
     at: datetime
     stage: str
@@ -125,7 +125,7 @@ class Recorded(Strict):
 
 
 class Manifest(Strict):
-    """The document."""
+    """The manifest's document."""
 
     version: Literal[1] = 1
     versions: dict[str, str]
@@ -157,7 +157,7 @@ class Manifest(Strict):
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Parse a manifest. Raises BundleFaultError unless it is `as_yaml` of the bundle's files.
+        """Parse a manifest. Raises BundleFaultError for content that `as_yaml` would not write.
 
         So no path leads out of the bundle, no path is repeated, and all YAML readers read the same values.
         """
@@ -191,7 +191,7 @@ def gather_release(pipeline: Pipeline) -> Release:
     """Return the release of all records.
 
     Raises KfmError for a changed audit. Raises RefusedError if no quantity was checked, or if a quantity does not
-    close, even if the card's gate passed it.
+    close, even if the card's gate lets the quantity pass.
     """
     closure = dimensional_closure(pipeline, since=EVER)
     if closure["p_dim"] is None:

@@ -29,7 +29,7 @@ _LOOK = {
     AuditKind.REPLAY: ("replay", "^", "#2b6cb0"),
     AuditKind.COMPENSATION: ("rollback", "X", "#b3261e"),
 }
-"""Name, mark and colour of each kind; the mark alone distinguishes them in print."""
+"""Name, mark and colour of each kind; without colour, the mark distinguishes the kinds."""
 _CROWDED = 40
 """Maximum marks in a row with numbers; the numbers of more marks would overlap."""
 _GRAPH = StateGraph(
@@ -50,7 +50,7 @@ _STYLE = (
 
 
 def library_version() -> Mapping[str, str]:
-    """Return the drawing library and its version: another version may give other bytes."""
+    """Return the drawing library and its version, because another version may draw other bytes."""
     return {_LIBRARY: version(_LIBRARY)}
 
 

@@ -52,7 +52,7 @@ def verify_release(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, 
         # Without manifest or signature, the other files cannot be verified; the missing file is a fault already.
         if {content.MANIFEST, content.SIGNATURE} <= present_paths:
             release = _, manifest = _signed(folder, certificates)
-            # The manifest determines `SHA256SUMS`, so its signature vouches for these sums, too.
+            # The manifest determines `SHA256SUMS`, so the manifest's signature vouches for these sums, too.
             sums = manifest.sums()
             of_sums = SummedFile(path=content.SUMS, size=len(sums), sha256=hashlib.sha256(sums).hexdigest())
             expected = (*manifest.files, of_sums)
@@ -96,7 +96,7 @@ def _present(folder: Path) -> tuple[frozenset[str], list[str]]:
 
 
 def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the entries of a bundle by path, also those of its folders. Raises OSError."""
+    """Yield the entries of a bundle and of its folders, by path. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             yield entry.name, entry
@@ -117,7 +117,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, Manifes
         raise BundleFaultError(f"{content.MANIFEST} is not a bundle's manifest: {error}") from None
     if manifest.signed_by != signed.fingerprint:
         raise BundleFaultError(
-            f"{content.SIGNATURE} is of {signed.fingerprint}, and {content.MANIFEST} names {manifest.signed_by}"
+            f"{content.SIGNATURE} is of {signed.fingerprint}, but {content.MANIFEST} names {manifest.signed_by}"
         )
     return signed, manifest
 

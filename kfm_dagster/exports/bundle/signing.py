@@ -1,13 +1,13 @@
 """Keys and detached OpenPGP signatures (RFC 9580), in a canonical form.
 
 The key is the file of `KFM_SIGNING_KEY` (or `--key`), else a key generated on first use in `KFM_HOME/keys`. The
-certificate is never read from the bundle or a file beside it: an attacker who can change a bundle can change these.
+certificate is never read from the bundle or a file beside it: an attacker of a bundle could change these files, too.
 
 A signature that merely verifies is not enough here: ASCII armour has unchecked bytes (headers, checksum, padding), and
 so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia treats as a
 hint). Each of them could change unnoticed. So a signature is accepted in its canonical form only: our armour, one
-version 4 packet in its shortest encoding, no unhashed subpacket, and the digest's true first octets. The key vouches
-for every other byte. Does not belong here: the signed content.
+version 4 packet in its shortest encoding, no unhashed subpacket, and the digest's true first octets. The signature
+covers every other byte. Does not belong here: the signed content.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def sign_detached(content: bytes, signer: PySigner) -> bytes:
 
 
 def verify_detached(content: bytes, signature: bytes, certificates: Sequence[Cert]) -> Signed:
-    """Return who signed. Raises BundleFaultError unless valid and in canonical form."""
+    """Return signer and time. Raises BundleFaultError for an invalid or non-canonical signature."""
     from pysequoia import Sig, verify  # noqa: PLC0415, the extra `release`
 
     raw = _dearmoured(signature)
@@ -153,7 +153,7 @@ class BundleSigner:
 
 
 def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
-    """Open `key`, else the settings' key, else that of KFM_HOME, generated if missing.
+    """Open `key`, else the settings' key, else the key in KFM_HOME, generated if missing.
 
     Raises ConfigurationError for a file without a key that can sign, or with a key of another passphrase.
     """
@@ -177,7 +177,7 @@ def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequen
             "the certificate to verify with is missing",
             observed=f"no {path}",
             expected="the signer's certificate, from a place that you trust",
-            next_step="name it with --certificate FILE, or correct KFM_HOME",
+            next_step="name the certificate with --certificate FILE, or correct KFM_HOME",
         )
     return _certificates(path)
 
@@ -199,7 +199,7 @@ def _cannot_sign(file: Path, observed: str) -> ConfigurationError:
     return ConfigurationError(
         f"the key in {file} cannot sign",
         observed=observed,
-        expected="a key that may sign, neither expired nor revoked, with KFM_SIGNING_PASSPHRASE set if it has one",
+        expected="a key that may sign, neither expired nor revoked, and its passphrase in KFM_SIGNING_PASSPHRASE",
         next_step="correct or unset KFM_SIGNING_PASSPHRASE, or name another key with --key or KFM_SIGNING_KEY",
     )
 
@@ -252,7 +252,7 @@ def _make_key(folder: Path) -> bool:
         private_folder(folder)
         created = not (folder / _KEY).exists() and _put(folder / _KEY, str(Tsk.generate(USER_ID)), mode=0o600)
         if not (folder / _CERTIFICATE).exists():
-            # From the file: another process may have written the key, or died between key and certificate.
+            # Read from the file: another process may have written the key, or died between key and certificate.
             certificate = _secret_key(folder / _KEY).extract_certificate()
             _put(folder / _CERTIFICATE, str(certificate), mode=0o644)
     except OSError as error:

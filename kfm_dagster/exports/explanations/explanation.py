@@ -69,10 +69,10 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> RunReport:
-        """Return the report of a run, by its id, its root's, a unique prefix, or `latest`.
+        """Return the report of a run, by its id, its root run's id, a unique prefix, or `latest`.
 
-        A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
-        UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.
+        A wal_id means the run that last changed the unit; an Item's id means the run that wrote the current Item.
+        Raises UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id

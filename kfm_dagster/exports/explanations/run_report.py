@@ -33,15 +33,15 @@ class StepResult(StrEnum):
     """Result of a node in a run."""
 
     RAN = "ran"
-    """It computed, whatever the outcome."""
+    """The node computed, whatever the outcome."""
     SKIPPED = "skipped"
-    """It did no work; `cause` is the reason."""
+    """The node did no work; `cause` is the reason."""
     UNFINISHED = "unfinished"
-    """It has an intent and no end: it is at work, or its process died."""
+    """The node has an intent without an end: the node is at work, or its process died."""
     OVERTAKEN = "overtaken"
-    """It died; a later run has done its work, if any was left."""
+    """The node's process died; a later run has done the work that was left, if any."""
     NOT_RUN = "not_run"
-    """This re-execution does not include it, or did not reach it."""
+    """This re-execution does not include the node, or did not reach the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +63,9 @@ class NodeAccount:
     node: str
     fate: StepResult
     did: str
-    """Its work, in words."""
+    """The node's work, in words."""
     why: str | None = None
-    """Why it was skipped; None if it was not."""
+    """The reason of a skip; None if the node was not skipped."""
     cause: SkipCause | None = None
     applied_by: str | None = None
     forced: str | None = None
@@ -83,7 +83,7 @@ class NodeAccount:
     output_sha256: str | None = None
     superseded_at: datetime | None = None
     took: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Measures of its last step (`telemetry/measures.py`)."""
+    """Measures of the node's last step (`telemetry/measures.py`)."""
 
     @property
     def stage(self) -> str:

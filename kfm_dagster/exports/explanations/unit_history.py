@@ -41,9 +41,9 @@ class UnitIssue:
 
 
 def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artifacts) -> list[UnitIssue]:
-    """Return a unit's issues in the run that changed its record last, in the order of the chain.
+    """Return a unit's issues in the run that last changed its record, in the order of the chain.
 
-    Empty for a unit that no run has claimed. A lost output, or a store that does not answer, is an entry.
+    Empty for a unit that no run has claimed. A lost output, or a store that does not answer, counts as an issue.
     """
     states = run_states.of_run(record.ingest_run_id) if record.ingest_run_id else ()
     # Only the operators of the chain: outputs of other nodes have no units.
@@ -76,20 +76,20 @@ def _issues(unit: Envelope) -> Iterator[UnitIssue]:
 
 
 def evidence_of(case: QuarantineCase, store: Store) -> Mapping[str, Any] | None:
-    """Return a case's evidence, None before it is collected. `lost` has the error of reading it."""
+    """Return a case's evidence, None before its collection; `lost` has the error of reading."""
     try:
         return None if case.evidence_file is None else read_evidence(store, case.evidence_file)
     except (ArtifactError, DependencyUnavailableError) as error:
-        # The rest of the case is shown all the same.
+        # The other parts of the case can still be shown.
         return {"lost": str(error.observed)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitHistory:
-    """A unit's records, with issues of the run that changed it last, and its object's versions.
+    """A unit's records, issues of the run that last changed it, and versions of its object.
 
-    Cases and governance have the newest first, versions and history the oldest. Only a unit in progress is under a
-    lease.
+    Cases and governance are sorted from the newest entry, versions and history from the oldest entry. Only a unit in
+    progress is under a lease.
     """
 
     issues: Sequence[UnitIssue]
@@ -101,7 +101,7 @@ class UnitHistory:
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
-    """Return a unit's history from one snapshot, and issues, such as an unreachable store."""
+    """Return a unit's history from one snapshot, and its issues from stored outputs."""
     ledger, wal_id = pipeline.ledger, record.wal_id
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     holder = (record.ingest_run_id, record.dataset) if record.status is Status.IN_PROGRESS else None
