@@ -1,6 +1,6 @@
 """Drain: run until the queue is empty, units are terminal, and bulk work and beams are done.
 
-Belongs here: also the outcome of every unit. Does not belong here: displaying outcomes (`cli/demo.py`).
+Belongs here, too: the outcome of every unit. Does not belong here: the display of outcomes (`cli/demo.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DrainResult:
     lineage: str
     failing: tuple[str, ...] = ()
     ignored: int = 0
-    """Messages that named nothing to ingest."""
+    """Messages that announced nothing to ingest."""
     earlier: int = 0
     """Messages received before this drain; they and their units are included in the counts."""
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -99,9 +99,9 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
 
 POLL_SECONDS = 0.5
 PAUSE_PER_POLL = 9
-"""Least ratio of the pause to the poll before it, which counts every record: at a million records for 0.3 s."""
+"""Least ratio of a pause to the poll before it, because a poll counts every record, in 0.3 s per million records."""
 FOLLOW_UP_SECONDS = 60.0
-"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment does the rest."""
+"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment starts missing runs."""
 QUIET_POLLS = 3
 """Consecutive polls that must be idle, because SQS's counts are approximate."""
 

@@ -1,7 +1,7 @@
 """Run a deployment on one machine: code server, daemon, web server and console.
 
-The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that waits
-for them is their supervisor. It ends only processes that it started, by pid.
+The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME. The process that starts the
+servers supervises them, and ends only processes that it started, by pid.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Deployment:
             self._wait("console", lambda: _serves(f"{self.console_url}/healthz"))
 
     def tend(self) -> None:
-        """Restart parts that died, and the code server when the partitions begin earlier.
+        """Restart parts that died, and the code server if the partitions now begin earlier.
 
         Raises DependencyUnavailableError when parts keep dying.
         """
@@ -250,7 +250,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def dagster_yaml_for(environment: Mapping[str, str], dagster_home: Path) -> str:
     """Return the repository's dagster.yaml with the environment's storage and compute logs.
 
-    The wheel has the file, too.
+    The wheel contains a copy of the file.
     """
     bundled = resources.files("kfm_dagster") / "_bundled" / "dagster.yaml"
     file = bundled if bundled.is_file() else Path(__file__).resolve().parents[2] / "dagster.yaml"
@@ -276,7 +276,7 @@ def free_port() -> int:
             return port
     raise DependencyUnavailableError(
         "no port is free",
-        observed=f"a hundred between {PORTS[0]} and {PORTS[-1]} are taken",
+        observed=f"a hundred random ports between {PORTS[0]} and {PORTS[-1]} are taken",
         next_step="end processes that listen there",
     )
 

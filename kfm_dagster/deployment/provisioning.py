@@ -1,7 +1,7 @@
 """`kfm queue create`: plan and create a dataset's queues and subscriptions (BEY-12).
 
-`deploy/terraform/queue` is the same plan for Terraform; a test compares both. Missing parts are created, differences
-reported or corrected (`update`); a repetition changes nothing.
+`deploy/terraform/queue` is the same plan for Terraform; a test compares both. Missing parts are created. Differences
+are reported, or corrected with `update`. A repetition changes nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ QUEUE_RETENTION = 7 * 86_400
 DLQ_RETENTION = 14 * 86_400
 """Seconds; SQS's maximum."""
 LEASE_MARGIN_SECONDS = 60
-"""A lease lasts a minute longer than a message stays hidden."""
+"""Seconds by which a lease lasts longer than a message stays hidden."""
 MAX_PREFIXES = 37
-"""SNS multiplies the number of a filter's values by their depth, 4 here; the product may be 150 (SNS developer guide,
-filter policies)."""
+"""SNS multiplies the number of a filter's values by their depth, 4 here; the product must not exceed 150 (SNS developer
+guide, filter policies)."""
 READ = ("sqs:GetQueueUrl", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:DeleteMessage")
-"""Actions of a queue's reader; receiving also needs ChangeMessageVisibility, and a redrive SendMessage."""
+"""Actions that read a queue and delete its messages. A deployment also hides messages and moves them between queues."""
 WORK = (*READ, "sqs:ChangeMessageVisibility", "sqs:SendMessage")
 
 _ABSENT = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
@@ -60,14 +60,14 @@ class QueuePlan:
 
     @classmethod
     def of(cls, contract: DatasetContract, registry: ContractRegistry, settings: Settings) -> QueuePlan:
-        """Plan by contract and settings. Raises ConfigurationError for a dataset without topics."""
+        """Plan a dataset's queue. Raises ConfigurationError for a dataset without topics."""
         topics = contract.live_topics(datetime.now(UTC).date())
         if not topics:
             raise ConfigurationError(
                 f"{contract.id} needs no queue",
                 observed=contract.metadata.notice or "its contract names no topic",
                 expected="notifications.topics",
-                next_step="nothing: kfm backfill lists its buckets",
+                next_step="use kfm backfill, which lists the dataset's buckets",
             )
         return cls(
             dataset=contract.id,
@@ -164,7 +164,7 @@ class PartState(StrEnum):
     CREATED = "created"
     UPDATED = "updated"
     DRIFT = "drift"
-    """It differs from the plan and was not changed; --update corrects it."""
+    """The part differs from the plan and was not changed; --update corrects it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,5 +309,5 @@ def _answering() -> Iterator[None]:
             "the queue cannot be created",
             observed=f"{operation}: {code}",
             next_step="check region and credentials; creating queues needs sqs:CreateQueue, "
-            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. Created parts stay; run it again",
+            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. Created parts stay; repeat the command",
         ) from None

@@ -388,7 +388,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "no instance": (lambda d: (d.home / "dagster" / "dagster.yaml").unlink(), "instance", FAULT, "no ", "kfm init"),
     "a broken dagster.yaml": (
-        lambda d: (d.home / "dagster" / "dagster.yaml").write_text("{"), "instance", FAULT, "ParserError", "correct it"
+        lambda d: (d.home / "dagster" / "dagster.yaml").write_text("{"), "instance", FAULT, "ParserError", "correct the"
     ),
     "no run monitoring": (
         lambda d: d.dagster(run_monitoring={"enabled": False}), "instance", FAULT, "not enabled", "dagster.yaml"
@@ -419,7 +419,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.set(KFM_LIVE_SHARE="1"), "instance", WARNING, "1 of 3 runs", "limit"
     ),
     "no daemon": (
-        lambda d: d.beat("one", "SENSOR", ago=timedelta(minutes=6)), "daemons", WARNING, "last heartbeat", "start it"
+        lambda d: d.beat("one", "SENSOR", ago=timedelta(minutes=6)), "daemons", WARNING, "last heartbeat", "a daemon"
     ),
     "two daemons": (lambda d: d.beat("another", "SCHEDULER"), "daemons", FAULT, "2 ids", "end all daemons but one"),
     "two daemons on this machine": (_two_processes, "daemons", FAULT, "processes ", "end all daemons but one"),
@@ -438,7 +438,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "a follower that cannot be loaded": (
         lambda d: installed(d.home.parent, d.patch, "absent"), "follower absent", FAULT, "No module named 'absent'",
-        "install what it needs",
+        "install what the follower needs",
     ),
     "a broker that is away": (
         lambda d: d.set(KFM_CELERY_BROKER="redis://:s3cret@127.0.0.1:1/0"), "Celery", FAULT, ":***@127.0.0.1:1/0",
@@ -644,7 +644,7 @@ def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str
     engine.dispose()
     sought = make_url(postgres_url).update_query_dict({"options": "-csearch_path=public,pg_catalog"})
     deployed.set(KFM_WAL_DSN=sought.render_as_string(hide_password=False))
-    assert backup_findings() == [(FAULT, "0001 was the last to fail, after the last that was archived")]
+    assert backup_findings() == [(FAULT, "0001 failed, later than the last success")]
 
 
 def test_reachable_receivers_and_workers_are_ok_and_are_sent_nothing(

@@ -1,4 +1,4 @@
-"""Findings of `kfm doctor`, and its checks: concurrent, bounded in time, and independent.
+"""Findings of `kfm doctor`, and how its checks run: side by side, bounded in time.
 
 Does not belong here: the checks (the other modules), their list and display (`cli/doctor.py`).
 """
@@ -22,9 +22,9 @@ class Health(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works now, but will fail some day or under some load."""
+    """The checked part works now, but will fail some day or under some load."""
     FAULT = "fault"
-    """It does not work, or loses data."""
+    """The checked part does not work, or loses data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def refused(error: KfmError) -> Diagnosis:
         error.what,
         observed="nothing" if error.observed is None else error.observed,
         expected="an answer" if error.expected is None else error.expected,
-        next_step=error.next_step or "correct it, then ask again",
+        next_step=error.next_step or "correct this, then run kfm doctor again",
     )
 
 
@@ -82,7 +82,7 @@ def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
         "the check did not finish",
         observed=f"no answer within {seconds:g} s",
         expected="an answer",
-        next_step="see whether its target is reachable from here, or raise --timeout",
+        next_step="see whether the checked part is reachable from here, or raise --timeout",
     )
     return [replace(finding, check=name) for name in checks for finding in findings.get(name, [timed_out])]
 
@@ -93,13 +93,13 @@ def _make(name: str, check: Check, by_check: dict[str, list[Diagnosis]]) -> None
     except KfmError as error:
         findings = [refused(error)]
     except Exception as error:
-        # A check's error must not hide the findings of the others.
+        # A check's error must not hide the findings of other checks.
         findings = [
             fault(
                 "the check itself failed",
                 observed=error_text(error),
                 expected="a finding",
-                next_step="report it with this line",
+                next_step="report the failure with this line",
             )
         ]
     by_check[name] = findings

@@ -1,8 +1,8 @@
 """Dagster: its `dagster.yaml`, the daemons of the instance, and Celery's broker and workers.
 
-The file is read as YAML and the heartbeats from their table, so that Dagster starts, creates and migrates nothing. Two
-daemons would launch every run and evaluate every sensor twice. A daemon writes its id with its heartbeats, in a row for
-each kind of work, so two ids in rows of the last minute mean two daemons. This machine's processes are counted, too.
+The file is read as YAML, and the heartbeats are read from their table: Dagster itself would create or migrate tables.
+Two daemons would launch every run and evaluate every sensor twice. A daemon writes its id with its heartbeats, in a row
+for each kind of work, so two ids in rows of the last minute mean two daemons. This machine's daemons are counted, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kfm_dagster.documents import read_yaml
 from kfm_dagster.settings import Environment, Settings
 
 LANE, BULK = "kfm/lane", "bulk"
-_FILE = "dagster.yaml of this release (kfm init writes it where it is missing)"
+_FILE = "dagster.yaml of this release (kfm init writes it if it is missing)"
 
 
 def check_instance(settings: Settings) -> Iterator[Diagnosis]:
@@ -39,7 +39,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
             "dagster.yaml cannot be read",
             observed=f"{file}: {type(error).__name__}",
             expected=_FILE,
-            next_step="correct it, or move it away and run kfm init",
+            next_step="correct the file, or move it away and run kfm init",
         )
         return
     config = document if isinstance(document, dict) else {}
@@ -108,7 +108,7 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
         yield warning(
             "bulk runs that a person starts may take the slots of live messages",
             observed=f"tag_concurrency_limits let {bulk[0] if bulk else 'all'} of {slots} runs be of {LANE}: {BULK}",
-            expected=f"{allowed}, what KFM_LIVE_SHARE ({settings.live_share:g}) leaves",
+            expected=f"{allowed}, the runs that KFM_LIVE_SHARE ({settings.live_share:g}) leaves to bulk work",
             next_step="set the limit in dagster.yaml",
         )
     else:
@@ -150,14 +150,14 @@ def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterato
             "no daemon works here: no sensor is evaluated and no queued run starts",
             observed="no heartbeat yet" if last is None else f"the last heartbeat at {last:%Y-%m-%dT%H:%M:%SZ}",
             expected=f"one within {SILENT.seconds // 60} minutes",
-            next_step="start it: dagster-daemon run (kfm ui starts its own daemon)",
+            next_step="start a daemon: dagster-daemon run (kfm ui starts its own daemon)",
         )
     else:
         yield ok("one daemon works in the instance")
 
 
 def _heartbeats(settings: Settings, home: Path) -> Sequence[tuple[str, datetime]]:
-    """Return id and time of every heartbeat; none where Dagster has no storage yet."""
+    """Return id and time of every heartbeat; no heartbeats if Dagster has no storage yet."""
     if settings.dagster_dsn:
         engine = sa.create_engine(
             settings.dagster_dsn,
@@ -203,7 +203,7 @@ BROKER = "KFM_CELERY_BROKER"
 ANSWER_SECONDS = 3.0
 """Workers answer within milliseconds unless all their processes wait for a processor."""
 LATE = ("task_acks_late", "task_reject_on_worker_lost")
-"""Settings of a worker. Without both, Redis counts a step as done once a worker has received it."""
+"""Settings of a worker. Unless both are set, Redis counts a step as done once a worker has received the step."""
 
 
 def check_broker(address: str) -> Iterator[Diagnosis]:
@@ -212,7 +212,7 @@ def check_broker(address: str) -> Iterator[Diagnosis]:
         import redis  # noqa: PLC0415 - the extra `celery`
     except ImportError:
         yield fault(
-            f"{BROKER} is set, and its client is not installed",
+            f"{BROKER} is set, but the client of Redis is not installed",
             observed="no package redis",
             expected="the extra celery",
             next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
@@ -226,7 +226,7 @@ def check_broker(address: str) -> Iterator[Diagnosis]:
             "the broker of Celery does not answer, so no step of a run is executed",
             observed=f"{shown(address)}: {without_secrets(str(error), address)}",
             expected="an answer",
-            next_step=f"start it, or correct {BROKER}",
+            next_step=f"start the broker, or correct {BROKER}",
         )
         return
     yield from _kept(address, memory)
@@ -258,10 +258,10 @@ def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagno
     unsafe = sorted(name for name, conf in configurations.items() if not all(conf.get(key) for key in LATE))
     if unsafe:
         yield fault(
-            "the step of a worker that dies is lost, because it counts as done once it is received",
+            "if a worker dies, its step is lost, because a step counts as done once a worker has received it",
             observed=f"{', '.join(unsafe)} without {' and '.join(LATE)}",
             expected="workers with the configuration of the executor",
-            next_step="start them by python -m kfm_dagster.defs.celery_worker",
+            next_step="start the workers by python -m kfm_dagster.defs.celery_worker",
         )
     elif configurations:
         yield ok(f"{len(configurations)} Celery workers answer")
@@ -269,6 +269,6 @@ def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagno
         yield warning(
             "no Celery worker answers, so runs wait at their first step",
             observed=f"no answer within {ANSWER_SECONDS:g} s",
-            expected="at least one",
+            expected="at least one worker",
             next_step="start a worker: python -m kfm_dagster.defs.celery_worker",
         )

@@ -1,6 +1,6 @@
 """Messages: queue, dead-letter queue and their rules, senders' certificates, and the clock.
 
-Does not belong here: creating a queue (`deployment/provisioning.py`), or its messages (`kfm dlq`).
+Does not belong here: the creation of a queue (`deployment/provisioning.py`), or its messages (`kfm dlq`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_queue(settings: Settings, registry: ContractRegistry, *, today: date) 
             "waiting messages are deleted too soon",
             observed=f"MessageRetentionPeriod {rules.retention}",
             expected=f"{SHORT_RETENTION} at least",
-            next_step=f"raise it ({_CREATE} makes it 7 days)",
+            next_step=f"raise it ({_CREATE} sets 7 days)",
         )
     yield from _policy(sorted(registry.live_topics(today)), rules.policy)
 
@@ -66,13 +66,13 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
     retention = _rules(queue).retention
     yield ok(f"dead-letter queue {name} answers")
     source = timedelta(0)
-    with suppress(QueueUnavailableError):  # the check of that queue reports it
+    with suppress(QueueUnavailableError):  # the check of the primary queue reports this
         source = _rules(connect(settings)).retention
     if retention <= source and retention < timedelta(seconds=DLQ_RETENTION):
         yield warning(
             "dead letters are deleted as early as other messages, because their age counts from the first sending",
             observed=f"MessageRetentionPeriod {retention}",
-            expected="longer than the retention of the queue, 14 days at best",
+            expected="longer than the retention of the primary queue, 14 days at best",
             next_step=f"raise it ({_CREATE})",
         )
     if waiting := queue.depth().visible:
@@ -94,7 +94,7 @@ def _rules(queue: Queue) -> QueueRules:
         raise QueueUnavailableError(
             f"these credentials may not look at queue {queue.name}",
             observed=error.observed,
-            expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
+            expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and the rights to receive messages",
             next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
         ) from None
 
@@ -104,7 +104,7 @@ def _visibility(settings: Settings, rules: QueueRules) -> Diagnosis:
     if seconds >= least:
         return ok(f"messages stay hidden for {seconds} s, and a lease lasts {settings.lease_seconds} s")
     return fault(
-        "messages are received again while a run still holds their units; after some receives they are dead letters",
+        "messages are received again while a run still holds their units, and so become dead letters",
         observed=f"VisibilityTimeout {seconds} s",
         expected=f"{least} s at least: KFM_LEASE_SECONDS ({settings.lease_seconds}) less a minute",
         next_step=f"raise the queue's timeout ({_CREATE}), or lower KFM_LEASE_SECONDS",
@@ -163,9 +163,9 @@ def _policy(topics: Sequence[str], policy: Mapping[str, Any]) -> Iterator[Diagno
         listed_topics = ", ".join(missing[:SHOWN_TOPICS]) + (", ..." if len(missing) > SHOWN_TOPICS else "")
         yield warning(
             "some datasets' topics may not send messages to the queue",
-            observed=f"{len(missing)} of {len(topics)} topics are not in its policy: {listed_topics}",
+            observed=f"{len(missing)} of {len(topics)} topics are not in the queue's policy: {listed_topics}",
             expected="the topics of every dataset that is to be ingested",
-            next_step="kfm queue create --dataset NAME, for each of them; the others need nothing",
+            next_step="kfm queue create --dataset NAME, for each dataset of these topics",
         )
     else:
         yield ok(f"the queue takes messages of {len(topics)} topics")
@@ -197,11 +197,12 @@ def check_senders(
     answers: Callable[[str], bool] | None = None,
     now: datetime | None = None,
 ) -> Iterator[Diagnosis]:
-    """Check for a valid stored certificate, else that hosts answer. Raises KfmError."""
+    """Check that a valid certificate is stored, or else that the hosts answer. Raises KfmError."""
     if not settings.verifies_signatures:
         yield from _unverified(settings)
         return
-    Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL or KFM_SNS_TRUSTED_CA alone, and a CA file with no certificate
+    Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL without KFM_SNS_TRUSTED_CA or vice versa, and a CA file without
+    # a certificate
     valid = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
     if valid:
         yield ok(f"{counted(valid, 'certificate')} of senders, stored here and valid")
@@ -210,7 +211,7 @@ def check_senders(
     if silent:
         yield fault(
             "senders' certificates cannot be fetched, so every message waits for its certificate",
-            observed=f"no answer of {', '.join(silent)}, and none is kept in {settings.home / 'certificates'}",
+            observed=f"no answer of {', '.join(silent)}, no valid certificate in {settings.home / 'certificates'}",
             expected="an answer, or a certificate that was fetched before",
             next_step="let this machine reach these hosts by HTTPS, or set HTTPS_PROXY",
         )
@@ -222,7 +223,7 @@ def _unverified(settings: Settings) -> Iterator[Diagnosis]:
     facts = {
         "observed": "KFM_SNS_VERIFY off, or an AWS_ENDPOINT_URL outside AWS",
         "expected": "KFM_SNS_VERIFY=require",
-        "next_step": "set it, unless the queue is a demo's or gets raw delivery",
+        "next_step": "set KFM_SNS_VERIFY=require, unless the queue is a demo's or gets raw delivery",
     }
     what = "messages are not verified, so messages of any sender are accepted"
     yield fault(what, **facts) if settings.env is Environment.PROD else warning(what, **facts)
@@ -234,13 +235,13 @@ def _valid(folder: Path, now: datetime) -> int:
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
         except (OSError, ValueError):
-            continue  # the verifier skips it, too
+            continue  # the verifier skips such a file, too
         count += certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
     return count
 
 
 def _hosts(settings: Settings, registry: ContractRegistry) -> list[str]:
-    """Return the hosts of SNS's certificates, by the topics' regions, or the embedded cloud."""
+    """Return the hosts of certificates: SNS in the topics' regions, or the embedded cloud."""
     if settings.sns_trusted_url:
         return [settings.sns_trusted_url]
     return [f"https://sns.{region}.amazonaws.com/" for region in sorted({arn.split(":")[3] for arn in registry.topics})]
@@ -280,7 +281,7 @@ def check_clock(
 
 
 def recorded_readings(settings: Settings, since: datetime) -> Sequence[ClockReading]:
-    """Return the recorded readings; none without a ledger, whose absence another check reports."""
+    """Return the recorded readings; without a ledger, which another check reports, no readings."""
     with suppress(KfmError, SQLAlchemyError), ExitStack() as stack:
         database = Database.open(settings.database_url, read_only=True)
         stack.callback(database.dispose)

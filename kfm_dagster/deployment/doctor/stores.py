@@ -20,7 +20,7 @@ from kfm_dagster.storage.objects import ObjectStores, open_store
 
 
 def check_database(settings: Settings) -> Iterator[Diagnosis]:
-    """Check the database by opening it read-only. Raises KfmError where it cannot be opened."""
+    """Check the database by opening it read-only. Raises KfmError if it cannot be opened."""
     try:
         database = Database.open(settings.database_url, read_only=True)
     except NoLedgerError as error:
@@ -45,7 +45,7 @@ def _role(settings: Settings) -> Diagnosis:
     session = _row(settings.database_url, "roles.may_migrate")
     if session.may_migrate and settings.env is not Environment.DEV:
         return warning(
-            "the deployment works as the owner of the tables, who can alter evidence",
+            "the deployment connects as the owner of the tables, who can alter evidence",
             observed=session.role,
             expected="a role with a deployment's rights (docs/adr/021)",
             next_step="run kfm init --role NAME as the owner, then name that role in KFM_WAL_DSN",
@@ -54,7 +54,7 @@ def _role(settings: Settings) -> Diagnosis:
 
 
 def check_retention(settings: Settings) -> Iterator[Diagnosis]:
-    """Check retention's role. Raises KfmError for a wrong policy or a silent database."""
+    """Check retention's role. Raises KfmError for a wrong policy or an unavailable database."""
     kinds = ", ".join(RetentionPolicy.load(settings.configs_dir).ages)
     if not kinds:
         yield ok("everything is kept: retention.yaml names no kind")
@@ -67,7 +67,7 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
     what = f"retention of {kinds} runs under a role that may write to the ledger"
     if settings.retention_dsn:
         session = _row(settings.retention_dsn, "roles.may_migrate")
-        under = ok(f"{bounded}, under {session.role}, which only reads")
+        under = ok(f"{bounded}; retention connects as {session.role}, which only reads")
         yield under if session.only_reads else warning(what, observed=session.role, **lacking)
     elif settings.env is Environment.PROD and not settings.database_url.startswith("sqlite"):
         yield warning(what, observed="no KFM_RETENTION_DSN", **lacking)
@@ -77,12 +77,12 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
 
 SETTING = "KFM_BACKUP_URL"
 NIGHTLY = timedelta(hours=36)
-"""A backup each night, with half a day's allowance for delay."""
+"""Maximum age of the newest of nightly backups, with half a day for delays."""
 _GUIDE = "docs/backup.md"
 
 
 def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Diagnosis]:
-    """Check the newest backup and the database's archive. Raises KfmError for a silent store."""
+    """Check the newest backup and the database's archive. Raises KfmError if a store is down."""
     if settings.backup_url:
         yield _newest(settings.backup_url, clock())
     if settings.database_url.startswith("sqlite"):
@@ -94,7 +94,7 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
     if archive.failing:
         yield fault(
             "PostgreSQL cannot archive its write-ahead log, keeps all of it, and fills its disk",
-            observed=f"{archive.failed} was the last to fail, after the last that was archived",
+            observed=f"{archive.failed} failed, later than the last success",
             expected="an archive_command that succeeds",
             next_step="see the server's log, correct archive_command, then ask again",
         )
@@ -104,13 +104,13 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
         yield warning(
             "no backup of the database is known",
             observed=f"archive_mode off, no standby, no {SETTING}",
-            expected="one of them, and a dump each night",
+            expected="an archive or a standby, and a dump each night",
             next_step=f"set {SETTING} to where the dumps are put ({_GUIDE})",
         )
 
 
 def _row(url: str, statement: str) -> Any:
-    """Return a statement's single row, on a database opened for it."""
+    """Return a statement's single row, on a database opened for the statement."""
     database = Database.open(url, read_only=True)
     try:
         with database.snapshot() as tx:
@@ -122,7 +122,7 @@ def _row(url: str, statement: str) -> Any:
 def _newest(place: str, now: datetime) -> Diagnosis:
     with answering(f"backups {place}", SETTING):
         times = list(_times(place))
-    expected = f"one of the last {NIGHTLY.total_seconds() / 3600:g} hours"
+    expected = f"a backup of the last {NIGHTLY.total_seconds() / 3600:g} hours"
     if not times:
         return fault("no backup exists", observed=f"no file in {place}", expected=expected, next_step=f"see {_GUIDE}")
     age = now - max(times)
@@ -149,7 +149,8 @@ def _times(place: str) -> Iterator[datetime]:
 
 GIB = 1 << 30
 LEAST_FREE, LITTLE_FREE = GIB, 5 * GIB
-"""A day of messages, logs and SQLite's journals takes hundreds of megabytes; below a gigabyte a run may fail."""
+"""Free bytes below which a disk is a fault or a warning. A day of messages, logs and SQLite's journals takes hundreds
+of megabytes; with less than a gigabyte, a run may fail."""
 
 
 def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
@@ -169,14 +170,14 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
             f"{what} is not there",
             observed=error,
             expected="a folder for each bucket below KFM_OBJECT_ROOT",
-            next_step="make it, or unset KFM_OBJECT_ROOT to read the provider's objects",
+            next_step="create the folder, or unset KFM_OBJECT_ROOT to read the provider's objects",
         )
         return
     yield ok(f"{what} can be read")
 
 
 def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
-    """Check the free space of each file system with a folder of ours, once."""
+    """Check the free space of the file systems that have the deployment's folders, once each."""
     devices: set[int] = set()
     for folder in folders:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -191,7 +192,7 @@ def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
         facts = {
             "observed": f"{free / GIB:.1f} GiB free at {existing}",
             "expected": f"{LITTLE_FREE // GIB} GiB at least",
-            "next_step": "free some, or move KFM_HOME or DAGSTER_HOME to a larger disk",
+            "next_step": "free some space, or move KFM_HOME or DAGSTER_HOME to a larger disk",
         }
         if free < LEAST_FREE:
             yield fault("the disk is nearly full; on a full disk the database and the runs stop", **facts)
