@@ -1,7 +1,7 @@
-"""Assets: each (dataset, operator) as an op in a software-defined asset, by the contracts.
+"""Assets: an op in a software-defined asset for each (dataset, operator) of the contracts.
 
-Belongs here, too: a running stage in Dagster's form, with check results for its gates, an output for the IO manager,
-and Dagster's Failure or RetryRequested for its errors. Does not belong here: recording a stage (`io_manager.py`).
+Belongs here, too: how Dagster runs a stage, which yields check results of its gates and an output for the IO manager,
+and raises Failure or RetryRequested. Does not belong here: the record of a stage (`io_manager.py`).
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -36,25 +36,26 @@ from kfm_dagster.stages.failure import StageFailedError
 
 
 class ReplayOf(dg.Config):
-    """The run to repeat by replay_plan.yaml, and the reason. A person approves it first."""
+    """The run to replay by replay_plan.yaml, and the reason. A person approves the replay first."""
 
     run_id: str = Field(description="Dagster's id of the run; for a re-execution, the id of its root run.")
-    reason: str = Field(description="Why.")
-    change_ref: str = Field(description="The change or incident under which it was approved.")
+    reason: str = Field(description="Reason of the replay.")
+    change_ref: str = Field(description="The change or incident under which the replay was approved.")
 
 
 class MessageParseConfig(dg.Config):
-    """The source of a run's units. Leave it empty for a manual run."""
+    """The source of a run's units. Leave all fields empty for a manual run."""
 
     source: Source = Field(
         default=Source.LISTING,
         description="LEDGER: pending units; LISTING: the bucket's objects of the day, and pending units.",
     )
     lane: Lane | None = Field(
-        default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."
+        default=None, description="LIVE or BULK: only units of this lane are claimed. Empty: all, live units first."
     )
     replay: ReplayOf | None = Field(
-        default=None, description="Repeat a run of this day and compare (replay_plan.yaml, docs/pipeline-card.md)."
+        default=None,
+        description="Repeat a run of this day, and compare results (replay_plan.yaml, docs/pipeline-card.md).",
     )
     backfill_id: str | None = Field(default=None, description="The backfill (kfm backfill) that requests the listing.")
 
@@ -110,7 +111,7 @@ def _asset(
         check_specs=gate_specs(key, kind.required_gates, days=days),
         partitions_def=days,
         group_name=slug(contract.id),
-        # A single pool for all steps, whose limit bounds the runs that work on the dataset (dagster.yaml).
+        # All steps of a dataset share a pool. Its limit (dagster.yaml) bounds the runs that work on the dataset.
         pool=contract.id,
     )(run)
 

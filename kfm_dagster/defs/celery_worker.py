@@ -28,7 +28,7 @@ def worker_app(settings: Settings) -> Any:
         raise ConfigurationError(
             "no broker is configured", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
         )
-    step_executor(settings)  # raises where the package is missing
+    step_executor(settings)  # raises if the package is missing
     from dagster_celery.executor import CeleryExecutor  # noqa: PLC0415 - the extra `celery`
     from dagster_celery.make_app import make_app  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def main(*, options: tuple[str, ...]) -> None:
     except KfmError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
-    from dagster_celery.tasks import create_task  # noqa: PLC0415 - the extra, which is there
+    from dagster_celery.tasks import create_task  # noqa: PLC0415 - the extra, checked above
 
     # Imported now, so that no step waits for the import, and all steps run the code that the worker started with.
     importlib.import_module("kfm_dagster.definitions")

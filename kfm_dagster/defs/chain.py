@@ -1,9 +1,9 @@
 """Names in Dagster: assets and ops of each dataset's chain, partitions, and run tags.
 
-Tags are the search keys of the run list, whose filter matches a tag's whole value. A list as value could not be found,
-so each dataset has its own tag, such as `kfm/quarantined.hrrr: 3`, written only by that dataset's steps, and
-`kfm/quarantined: yes` finds runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the first
-day (`ingest/window.py`).
+Tags are the search keys of the run list, whose filter matches a tag's whole value. A list of datasets as value could
+not be found. So each dataset has its own tag, such as `kfm/quarantined.hrrr: 3`, which only the dataset's steps write,
+and `kfm/quarantined: yes` finds runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the
+first day (`ingest/window.py`).
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ SOURCE_TAG = "kfm/source"
 BACKFILL_TAG = "kfm/backfill"
 """The backfill (kfm backfill) for which a run lists a day."""
 FORCE_TAG = "kfm/force"
-"""Makes a run compute content again that earlier runs applied, but no terminal unit; the value is the reason."""
+"""Makes a run compute again the content that earlier runs applied, without terminal units; the value is the reason."""
 DATASET_TAG = "kfm/dataset"
 """A dataset for whose chain the run was requested."""
 QUARANTINED_TAG = "kfm/quarantined"
-"""Units that a run quarantined."""
+"""Number of units that a run quarantined."""
 SKIPPED_TAG = "kfm/skipped"
-"""Stages that a run skipped."""
+"""Number of stages that a run skipped."""
 EMPTY_TAG = "kfm/empty"
-"""Whether the dataset's day has no known units."""
+"""`yes` if no unit of the dataset's day is known."""
 YES, NO = "yes", "no"
 _NONE = {"0", NO}
 

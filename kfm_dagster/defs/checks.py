@@ -1,7 +1,7 @@
-"""Asset checks of failing units and of a feed's gaps; the gates' are in `gate_checks.py`.
+"""Asset checks of failing units and of feeds' gaps (`gate_checks.py` has those of gates).
 
-`feeds_are_whole` is a check of the queue. Its schedule evaluates it without a run, which would cost seconds every hour,
-and reports the result when it has changed, and once a day.
+`feeds_are_whole` is a check of the queue. Its schedule evaluates it every hour without a run, because a run would cost
+seconds. The schedule reports the result if it has changed, and once a day.
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -28,7 +28,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
-"""Newest differences that a check reads; more than the units of a run."""
+"""Number of newest differences that a check reads; more than the units of a run."""
 FEED_CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
 """Some minutes after the hour, when objects due by the hour have settled."""
@@ -48,8 +48,8 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         name="every_unit_succeeded",
         partitions_def=days,
         description="Fails when a unit of the day failed or is quarantined, in whichever run; the table names each "
-        "with its reason. Fails when a repeated unit gave another result than before without approval. Warns when "
-        "another run had taken over units before this run settled them, and when no unit of the day is known.",
+        "such unit with its reason. Fails when a repeated unit gave another result than before and nobody approved "
+        "this. Warns when another run took over units before this run settled them, or if no unit of the day is known.",
     )
     @redacted
     def every_unit_succeeded(
@@ -70,8 +70,8 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
 def _result(
     ledger: StageBatch, day: DayReport, table: Mapping[str, Any], mismatched: Sequence[str]
 ) -> dg.AssetCheckResult:
-    """Return the check's result: the day by the ledger, and the run's share of it."""
-    # A unit that another run has claimed counts as failed in this run, although it may have succeeded in the other.
+    """Return the check's result: the day by the ledger, and the run's share of the day."""
+    # Without units that another run has claimed: they have failed in this run, but may have succeeded in the other.
     units_of_run = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
     failing = sum(1 for unit in units_of_run if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
@@ -131,7 +131,7 @@ def feed_check() -> dg.AssetChecksDefinition:
 
 
 def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the schedule, switched on. It holds its resource, as the sensors do."""
+    """Return the schedule, switched on. It keeps its resource between ticks, as the sensors do."""
 
     @dg.schedule(
         name="nodd_gaps",

@@ -6,7 +6,7 @@ may be killed, and which outlives the code server. Run as
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
 
-Does not belong here: starting it (`deployment/local.py`); whether a run's process is alive (`run_processes.py`).
+Does not belong here: the server's start (`deployment/local.py`); whether a run's process is alive (`run_processes.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""Only the module's name: importing it has an effect, which is for the process that forks runs alone."""
+"""Only the module's name, because importing the module has an effect that only the process that forks runs needs."""
 
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
@@ -37,7 +37,7 @@ class RunProcess(ForkServerProcess):
     """A forked process that counts as alive until it ends, even if its parent ends earlier."""
 
     def is_alive(self) -> bool:
-        """Return whether the process runs. Dagster reports a run without one as failed."""
+        """Return whether the process runs. Dagster reports a run without a process as failed."""
         if super().is_alive():
             return True
         return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_processes.is_running(self.pid)
@@ -64,12 +64,12 @@ class ForkingApiServer(DagsterApiServer):
 @click.option("-p", "port", required=True, type=int, help="Port to serve at.")
 def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
-    # In each run's process, multiprocessing executes this main module again, so the modules that it imports are
-    # preloaded, too.
+    # In each run's process, multiprocessing executes this main module again, so the modules that this module imports
+    # are preloaded, too.
     ours = [run_processes.__name__, CODE_VERSION, module]
     forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, "kfm_dagster.fork_template"])
     collect_rarely()
-    # Started now, so that both processes import at the same time.
+    # Started now, so that this process and the forking process import at the same time.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
     api.api_cli.main(["grpc", "-m", module, "-h", host, "-p", str(port)], prog_name="dagster api")

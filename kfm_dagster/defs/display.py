@@ -1,11 +1,11 @@
 """A materialisation's metadata: outcome, failing units, links, footprints, counts, evidence.
 
 A day's page shows only the latest materialisation, which does not have the failures of earlier runs. So the stage's
-outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of the day (`run_...`).
+outcome is followed by the ledger's counts of the whole day (`day...`), and by the run's share of the day (`run_...`).
 
-A day without units is materialised, too, because Dagster (since 1.13.22, dagster-io/dagster#34219) counts a day of an
-asset backfill without a materialisation as failed, and so the whole backfill. An empty day is shown first in the
-metadata, as a warning of the day's check, and in the run's tags.
+A day without units is materialised, too: since 1.13.22 (dagster-io/dagster#34219), Dagster counts an asset backfill as
+failed if one of its days has no materialisation. That a day is empty is shown first in the metadata, as a warning of
+the day's check, and in the run's tags.
 
 The picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
 
@@ -40,17 +40,17 @@ from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
 
 MAX_TABLE_ROWS = 50
-"""Rows of a table in the UI; the artifact has all."""
+"""Rows of a table in the UI; the artifact has all rows."""
 FAILING_COLUMNS = ("code", "message", "object_uri", "attempt", "wal_id")
 """The reason comes first, because a page cuts off the last columns."""
 SHOWN_IN_PLACE = 1_000
-"""Length above which the UI hides Markdown behind a click."""
+"""Number of characters above which the UI hides Markdown behind a click."""
 
 
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
     """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
-        # The code as text, because it may be a member of an enum that Dagster does not know.
+        # The code becomes a text, because it may be a member of an enum that Dagster does not know.
         (str(unit.failure.code), unit.failure.message, unit.object_uri, unit.attempt, unit.wal_id)
         for unit in failing[:MAX_TABLE_ROWS]
         if unit.failure is not None
@@ -65,7 +65,10 @@ def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return links to units (text, wal_id), up to SHOWN_IN_PLACE, as table cells have no links."""
+    """Return at most SHOWN_IN_PLACE characters of links to units (text, wal_id).
+
+    A table's cells cannot have links.
+    """
     lines: list[str] = []
     for text, wal_id in named if console else ():
         # Brackets would end the link's text.
@@ -126,7 +129,7 @@ def stage_metadata(
 
     `run_passed`, `run_failed` and, if not zero, `run_failed_earlier` and `run_given_back` (units that the run has lost)
     sum to `run_units`. A wholly reused output is not read again, so its Items and footprints are only shown with the
-    run that computed it.
+    run that computed the output.
     """
     units, state = batch.envelopes, batch.state
     seen: Sequence[Envelope] = () if batch.reused_whole else units
@@ -158,7 +161,7 @@ def stage_metadata(
 
 
 def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, account: NodeAccount) -> dict[str, Any]:
-    """Return the metadata of the observation of a stage without work."""
+    """Return the metadata of the observation that reports a skipped stage."""
     by = stage.skipped.applied_by if stage.skipped else None
     return {
         **_lead("skipped", day_sentence(day), account, cause=cause.value),
@@ -170,7 +173,7 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
 
 
 def _day_by(noun: str, day: DayReport) -> str:
-    """Return the day's sentence as of this step, because the step's page still shows it later."""
+    """Return the day's sentence; while units are in progress, it says that it is not final."""
     at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
     return f"{day_sentence(day)} when this step ended; final: asset {Settle.asset}" if at_work else day_sentence(day)
 
@@ -197,7 +200,7 @@ def arrivals_metadata(batch: StageBatch) -> dict[str, Any]:
 
 
 def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
-    """Return a node's records of a root run."""
+    """Return what a root run recorded about a node."""
     recorded = Explanations(database=pipeline.database, run_states=pipeline.stages.run_states)
     return recorded.node(dataset_id, run_id)
 
@@ -249,7 +252,7 @@ _SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
 
 
 def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a map of the geometries' outer rings and points as Markdown; None without any."""
+    """Return a map of geometries' outer rings and points as Markdown; None if it would be empty."""
     picture = draw(geometries, _SIZE)
     if picture is None:
         return None

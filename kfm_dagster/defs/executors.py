@@ -1,6 +1,6 @@
 """Executors of a run's steps: the run's own process, or Celery workers (KFM_CELERY_BROKER).
 
-Belongs here: that choice, and the configuration that executor and workers share. Does not belong here: the workers'
+Belongs here: the choice, and the configuration that executor and workers share. Does not belong here: the workers'
 entry point (`celery_worker.py`), or where runs themselves are started (the run launcher of dagster.yaml).
 """
 
@@ -15,8 +15,9 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Leases after which Redis gives the task of a silent worker to another worker. By then the units are released, so that
-the repeated step has no effect and the run ends. A step that takes longer would be started again while it works."""
+"""Durations of a lease after which Redis gives the task of a silent worker to another worker. By then the units are
+released, so that the repeated step has no effect and the run ends. A step of more than this time would be started again
+while it still works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:
@@ -28,10 +29,10 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
         from dagster_celery import celery_executor  # noqa: PLC0415 - the extra `celery`
     except ImportError:
         raise ConfigurationError(
-            f"{BROKER} is set, and dagster-celery is not installed",
+            f"{BROKER} is set, but dagster-celery is not installed",
             next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
         ) from None
-    # The variable's name, because Dagster shows an executor's configuration, and the address may have a password.
+    # Dagster shows the configuration, and the address may contain a password, so only the variable's name is given.
     address = {"env": BROKER}
     return celery_executor.configured({"broker": address, "backend": address, "config_source": agreed(settings)})
 

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def one_line(tick: Callable[Arguments, Result]) -> Callable[Arguments, Result | dg.SkipReason]:
-    """Skip a tick, with the reason, if a dependency is unavailable or a root foreign."""
+    """Skip a tick, with the reason, if a dependency is unavailable or a root is foreign."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
@@ -34,7 +34,7 @@ def one_line(tick: Callable[Arguments, Result]) -> Callable[Arguments, Result | 
 
 
 def refuse_foreign_roots(pipeline: PipelineResource) -> None:
-    """Raise a one-line dg.Failure for foreign or silent roots, checked once per process."""
+    """Raise a one-line dg.Failure if a root is foreign or silent; check once per process."""
     opened = pipeline.get()
     try:
         pipeline.state().hold_roots(opened.settings, opened.database)
@@ -61,7 +61,7 @@ def redacted(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 def retry_or_roll_back(node: StageNode, error: BaseException, *, tries: int, log: dg.DagsterLogManager) -> None:
     """Ask Dagster to retry a stage if the pipeline card allows it, else roll back the run.
 
-    `tries` counts the attempts of this Dagster run. Raises dagster.RetryRequested for another attempt.
+    `tries` counts the stage's attempts in this Dagster run. Raises dagster.RetryRequested for another attempt.
     """
     if not isinstance(node, ChainNode):
         return

@@ -46,7 +46,7 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
                 asset=key,
                 blocking=True,
                 partitions_def=days,
-                description=f"{gate.description} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
+                description=f"{gate.description} {f'It can trigger the stop {STOPS[gate]}. ' if gate in STOPS else ''}"
                 "See docs/pipeline-card.md.",
             )
             for gate in gates

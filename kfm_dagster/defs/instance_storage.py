@@ -5,7 +5,7 @@ heads. So only `prepare` creates or migrates the tables. It is called by `kfm in
 
     python -m kfm_dagster.defs.instance_storage FOLDER
 
-The instance's `dagster.yaml`, which `deployment/local.py` writes, names its storage. Does not belong here:
+The instance's `dagster.yaml`, which `deployment/local.py` writes, names the storage. Does not belong here:
 questions about runs (`reexecutions.py`, `run_storage.py`).
 """
 
@@ -58,7 +58,7 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
             )
         else:
             with _answering(dsn) as engine, engine.connect() as connection:
-                connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (PREPARE_LOCK,))  # until it is closed
+                connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (PREPARE_LOCK,))  # until it is disconnected
                 DagsterPostgresStorage(dsn, should_autocreate_tables=True)
                 _upgrade(home)
     return written
@@ -69,8 +69,8 @@ def opened_instance(home: Path) -> dg.DagsterInstance | None:
     try:
         return dg.DagsterInstance.from_config(str(home)) if _has_runs(home) else None
     except Exception:
-        # With such a dagster.yaml, or without the database, Dagster does not start either. Any exception is caught,
-        # because each class that dagster.yaml may name raises different errors.
+        # Dagster does not start either if its dagster.yaml is wrong or the database does not answer. Any exception is
+        # caught, because each class that dagster.yaml may name raises different errors.
         return None
 
 
@@ -144,7 +144,7 @@ def _answering(dsn: str) -> Iterator[sa.Engine]:
 
 
 def main() -> None:
-    """Prepare the argument's folder, with `dagster.yaml`, for a single machine's deployment."""
+    """Prepare the folder that the first argument names, which has a `dagster.yaml`."""
     try:
         prepare(Path(sys.argv[1]))
     except KfmError as error:

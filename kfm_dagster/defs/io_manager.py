@@ -51,7 +51,7 @@ class StageIOManager(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
         """Commit the stage; report units' outcomes as a materialisation, a skip as an observation.
 
-        The cause of a skip is in the log, in the event and in the run's tags.
+        The cause of a skip is in the log and in the observation; the run's tags count the skips.
         """
         pipeline = self.pipeline.get()
         try:

@@ -91,8 +91,8 @@ def evidence_job() -> dg.JobDefinition:
 
     @dg.op(
         name="collect_evidence",
-        description="Stores the evidence of quarantined units that have none: message, first and last bytes of the "
-        "object, error, history.",
+        description="Stores the missing evidence of quarantined units: message, first and last bytes of the object, "
+        "error, history.",
     )
     @redacted
     def collect(pipeline: PipelineResource) -> int:
@@ -106,7 +106,7 @@ def evidence_job() -> dg.JobDefinition:
         collect,
         name=EVIDENCE_JOB,
         description="Collect the evidence of quarantined units. The sensor nodd_ledger requests the job while a unit "
-        "has no evidence; kfm units evidence shows it.",
+        "has no evidence; kfm units evidence shows the evidence.",
     )
 
 
@@ -116,10 +116,10 @@ def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinit
 
 
 def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.ScheduleDefinition]:
-    """Return a schedule for each announced dataset that lists its bucket for the last whole day.
+    """Return each announced dataset's schedule, which lists the bucket for the last whole day.
 
-    The schedules are switched off, because announced objects need no listing, and a listing costs requests. Deployments
-    that do not rely on the queue alone switch them on. `nodd_due` starts the listings that a contract schedules.
+    The schedules are switched off, because announced objects need no listing, and a listing costs requests. Switch them
+    on if the queue is not to be trusted alone. `nodd_due` starts the listings that a contract schedules.
     """
     return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
 
@@ -157,8 +157,8 @@ def retention_job() -> dg.JobDefinition:
 
     @dg.op(
         name="remove_old_data",
-        description="Deletes runs of Dagster, landed messages, outputs of stages and evidence of closed cases that are "
-        "older than their ages in retention.yaml and not needed. No row of the ledger's database is deleted.",
+        description="Deletes runs of Dagster, landed messages, outputs of stages and evidence of closed cases that "
+        "nothing needs and that are older than retention.yaml allows. No row of the ledger's database is deleted.",
     )
     @redacted
     def remove_old_data(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def retention_job() -> dg.JobDefinition:
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the daily schedule, switched on. It holds its resource, as the sensors do."""
+    """Return the daily schedule, switched on; like the sensors, it keeps its resource."""
 
     @dg.schedule(
         name="nodd_retention",
@@ -205,7 +205,7 @@ def _removed(context: dg.OpExecutionContext, settings: Settings, clock: Callable
         retention = retention_of(settings, database, runs=runs, clock=clock)
         for entry in retention.run(actor=ACTOR):
             removed[entry.kind.value] = {"older": entry.old, "removed": entry.removed, "bytes": entry.bytes}
-            context.log.info("%s: removed %s of %s older than the policy", entry.kind, entry.removed, entry.old)
+            context.log.info("%s: removed %s of %s that exceed the policy's age", entry.kind, entry.removed, entry.old)
     return removed
 
 
@@ -218,7 +218,7 @@ class ReplayConfig(dg.Config):
     selection: dict[str, Any] = Field(
         default_factory=dict, description="A selection as kfm replay select --save writes it; see docs/replay.md."
     )
-    reason: str = Field("", description="Reason, recorded in the governance log; required unless it is a dry run.")
+    reason: str = Field("", description="Reason, recorded in the governance log; required if dry_run is false.")
     change_ref: str = Field("", description="Change or incident under which the replay was approved.")
     dry_run: bool = Field(default=True, description="true: only report the plan. false: replay the units.")
 
@@ -228,8 +228,8 @@ def replay_job() -> dg.JobDefinition:
 
     @dg.op(
         name="start_replay",
-        description="Counts the selection and fails if a guard refuses it. Unless it is a dry run, it starts the "
-        "replay, and the sensor nodd_ledger continues it batch by batch.",
+        description="Counts the selection's units, and fails if a guard refuses the selection. If dry_run is false, it "
+        "starts the replay, and the sensor nodd_ledger continues the replay batch by batch.",
     )
     @redacted
     def start_replay(
@@ -246,9 +246,9 @@ def replay_job() -> dg.JobDefinition:
     return job_of(
         start_replay,
         name=REPLAY_JOB,
-        description="Repeat units through the ledger, as kfm replay does. It is a dry run unless dry_run is false; kfm "
-        "replay status shows the progress. The actor is dagster-ui: failed units and days are requeued at once, "
-        "succeeded and quarantined units only after a person approves the proposal.",
+        description="Repeat units through the ledger, as kfm replay does. Only shows the plan unless dry_run is false; "
+        "kfm replay status shows the progress. The actor is dagster-ui: failed units are requeued and days are listed "
+        "at once; succeeded and quarantined units are requeued only after a person approves the proposal.",
     )
 
 

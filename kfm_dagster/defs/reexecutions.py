@@ -1,6 +1,6 @@
 """Re-executions, read from the Dagster instance of a DAGSTER_HOME without creating it.
 
-Does not belong here: opening that instance (`instance_storage.py`); the results of a run
+Does not belong here: the opening of the instance (`instance_storage.py`); the results of a run
 (`exports/explanations/explanation.py`).
 """
 
@@ -30,7 +30,7 @@ class InstanceReexecutions:
         self._home = dagster_home
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
-        """Return at most `limit` re-executions by id prefix, sorted."""
+        """Return at most `limit` re-executions whose ids begin with `beginning`, sorted by id."""
         with self._asked() as instance:
             if instance is None:
                 return []
@@ -52,7 +52,7 @@ class InstanceReexecutions:
             raise DatabaseUnavailableError(
                 "Dagster's runs cannot be read",
                 observed=f"{self._home}: {str(getattr(error, 'orig', error)).strip().splitlines()[0]}",
-                next_step="bring Dagster's storage up to date (kfm init), and ask again",
+                next_step="upgrade Dagster's storage (kfm init), then try again",
             ) from None
 
 

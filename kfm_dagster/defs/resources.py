@@ -1,4 +1,4 @@
-"""Resources: from configuration to plain objects, which are tested without Dagster.
+"""Resources: turn configuration into plain objects, which are tested without Dagster.
 
 A process keeps an open pipeline per database; otherwise each tick or step would connect again.
 """

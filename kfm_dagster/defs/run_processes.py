@@ -20,7 +20,7 @@ SERVER_TAG = ".dagster/grpc_info"
 
 
 def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) -> bool:
-    """Report started runs whose process is gone as failed; return whether any existed."""
+    """Report started runs whose process is gone as failed; return whether there were any."""
     lost = False
     for run in runs:
         pid = _pid(instance, run) if run.status is dg.DagsterRunStatus.STARTED else None

@@ -51,7 +51,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 
 
 def active_runs(instance: dg.DagsterInstance, *, begun: Callable[[Collection[str]], Collection[str]]) -> ActiveRuns:
-    """Count active runs by partition and lane, and those among them without claims yet.
+    """Count active runs by partition and lane, and the active runs that have no claims yet.
 
     `begun` takes root run ids, and returns the ids of the runs that have claimed their units.
     """
@@ -70,9 +70,9 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
 class DeadRuns:
     """Selects the dead root runs in a tick: neither the run nor a re-execution is active.
 
-    A run that the ledger knows, but not Dagster, is a run of the resident worker. It is alive while it has a lease. It
-    gets the lease with its claims, so it counts as dead only when it has had no lease for the time UNLEASED. `unleased`
-    is kept from tick to tick: the time at which a run was first seen without a lease.
+    A run that the ledger knows and Dagster does not is a run of the resident worker. It is alive while it has a lease.
+    It gets the lease with its claims, so it counts as dead only when it has had no lease for the time UNLEASED.
+    `unleased` is kept from tick to tick, and has the times at which runs were first seen without a lease.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ def cooling_down(
 ) -> Callable[[str, Lane], bool]:
     """Return a predicate: whether the next run of a partition and lane must wait after failures.
 
-    The pause doubles with every failure in a row, because a fault that fails every run (a database that is down, a full
-    disk) must not keep the machine busy starting runs. Each lane has its own pause, so that a backfill whose listing
-    fails does not delay live runs.
+    The pause doubles with every failure in a row, because a fault by which every run fails (a database that is down, a
+    full disk) must not keep the machine busy with starts of runs. Each lane has its own pause, so that a backfill whose
+    listing fails does not delay live runs.
     """
 
     def cooling(partition: str, lane: Lane) -> bool:
@@ -140,7 +140,7 @@ def cooling_down(
 def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
     """Return the newest run of a partition, which makes the next run's key unique.
 
-    The number of runs would not: it falls when retention removes runs, so a later key could equal an earlier one.
+    The number of runs would not, because it falls when retention removes runs, so that a key could be used twice.
     """
     run_ids = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
     return run_ids[0] if run_ids else ""
@@ -179,7 +179,8 @@ class OldRuns:
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
         """Yield the runs that ended before `before`, the oldest first."""
-        # All are read first: the request of a page names the last run of the previous page, which must still exist.
+        # All pages are read before a removal: the request of a page names the previous page's last run, which must
+        # still exist.
         old = list(self._old(before))
         for start in range(0, len(old), BATCH):
             part = old[start : start + BATCH]
@@ -190,15 +191,15 @@ class OldRuns:
             yield OldBatch(old=len(part), removable=[run.run_id for run in going], bytes=None)
 
     def remove(self, batch: OldBatch) -> None:
-        """Remove runs. The row is removed last, so that a half-removed run is selected again."""
+        """Remove runs. A run's row is removed last, so that a half-removed run is selected again."""
         for run_id in batch.removable:
             self.instance.compute_log_manager.delete_logs(prefix=[run_id])
             self._remove_events(run_id)
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        # SQLite has a file for each run. Deleting events does not shrink it, so the file is deleted, too. A run without
-        # its file has no events.
+        # SQLite has a file for each run. The deletion of events does not shrink the file, so the file is deleted, too.
+        # A run without a file has no events.
         files = Path(self.instance.root_directory, "history", "runs")
         if not files.is_dir() or (files / f"{run_id}.db").exists():
             self.instance.event_log_storage.delete_events(run_id)
@@ -257,6 +258,6 @@ def old_runs_of(home: Path, database: Database) -> Iterator[OldRuns | None]:
     with instance_of(home) as instance:
         if instance is None:
             raise DatabaseUnavailableError(
-                "Dagster's runs cannot be read", observed=str(home), next_step="bring it up to date (kfm init)"
+                "Dagster's runs cannot be read", observed=str(home), next_step="upgrade Dagster's storage (kfm init)"
             )
         yield OldRuns(instance=instance, database=database)

@@ -1,7 +1,7 @@
 """Runless reports: a resident worker's results as asset events of Dagster, without a run.
 
-A single event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and
-handling failed reports. Does not belong here: the metadata of a materialisation (`display.py`).
+Each asset has a single event per batch, because an event takes 10 to 15 ms. Belongs here: access to the instance, and
+the handling of failed reports. Does not belong here: the metadata of a materialisation (`display.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSE_SECONDS = 60.0
 
 
 class RunlessReports:
-    """Reports batches to a DAGSTER_HOME's instance, each beside the next batch. A failed report is a warning only."""
+    """Reports each batch to Dagster's instance while the next batch runs; a failure only warns."""
 
     def __init__(self, dagster_home: Path, pipeline: Pipeline, *, warn: Callable[[str], None]) -> None:
         self._home = dagster_home
@@ -41,7 +41,7 @@ class RunlessReports:
         self._unreported = 0
 
     def report(self, batch: WorkedBatch) -> None:
-        """Begin to report each asset of a batch, after the report of the batch before; never raises an error."""
+        """Begin the report of a batch, after the report of the batch before; never raise an error."""
         if self._last is not None:
             self._last.result()
         self._last = self._thread.submit(self._attempt, batch)
@@ -66,7 +66,8 @@ class RunlessReports:
             self._warn(f"a report to Dagster failed, the next follows in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
             return
         if self._unreported:
-            self._warn(f"Dagster answers again; {counted(self._unreported, 'batch')} not reported; the ledger has them")
+            count = counted(self._unreported, "report")
+            self._warn(f"Dagster answers again; {count} of batches were not sent, and the ledger has these batches")
             self._unreported = 0
 
     def _dispose(self) -> None:

@@ -143,7 +143,7 @@ def _plan(
     days: dg.PartitionsDefinition,
     off: KillSwitchPolicy,
 ) -> list[PlannedRun]:
-    """Plan runs over `chosen` pending units of `days` that no switch holds, within lane limits."""
+    """Plan runs over `chosen` pending units of `days`, within lane limits; omit paused datasets."""
     with requested.lock:
         if not pipeline.ledger.pending_by_partition():
             chosen(())
@@ -329,11 +329,11 @@ def listing_run(request: ListingRequest) -> dg.RunRequest:
 
 
 def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[dg.RunRequest], str]:
-    """Return the requests for the days whose beams are due, and the reason if none are."""
+    """Return the requests for the days whose beams are due, and the reason if no day is due."""
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(
-            # The key requests one run for each state of a day's metadata; nodd_ledger repeats failed runs.
+            # By this key, Dagster starts one run for each state of a day's metadata. nodd_ledger repeats failed runs.
             run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
             job_name=PATH_JOB,
             partition_key=path_day.day,

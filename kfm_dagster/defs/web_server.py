@@ -1,6 +1,6 @@
 """The Dagster UI's web server: Dagster's command, guarded against pages of other sites.
 
-Dagster's server has no login, and accepts a mutation from any page that is open in a user's browser. Run as
+Dagster's server has no login, and accepts a mutation from any page that is open in a user's browser. Run it as
 
     python -m kfm_dagster.defs.web_server -h 127.0.0.1 -p 3000 -w workspace.yaml
 
@@ -27,7 +27,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.web_guard import Refusal, WebGuard, host_names
 
 main = dagster_webserver
-"""Dagster's command, under our name for commands of modules."""
+"""Dagster's command, under the name that the commands of our modules have."""
 
 
 class DagsterGuard(WebGuard):
@@ -36,7 +36,7 @@ class DagsterGuard(WebGuard):
     @override
     def refusal(self, scope: Scope) -> Refusal | None:
         refused = super().refusal(scope)
-        # Anywhere in the path, because a route also matches a path that ends in a line feed or begins with a prefix.
+        # Searched in the whole path: a route also matches a path that ends in a line feed or begins with a prefix.
         if refused is None and "/graphql" in scope["path"] and b"query" in parse_qs(scope["query_string"]):
             return HTTPStatus.METHOD_NOT_ALLOWED, "send GraphQL by POST, as application/json"
         return refused
