@@ -22,7 +22,8 @@ from typing import IO, Self
 from kfm_dagster.errors import DependencyUnavailableError
 
 START_SECONDS = 30.0
-"""A cold start takes 2 s on a laptop; a loaded CI machine with a cold file cache takes ten times that."""
+"""Longest wait for a child to listen: a cold start takes 2 s on a laptop, and ten times as long on a loaded CI machine
+with a cold file cache."""
 STOP_SECONDS = 5.0
 """Longest wait for a child to end by itself before it is killed."""
 
@@ -77,7 +78,7 @@ class ChildServer:
                 cwd=self._folder,
                 env=self._environment,
                 bufsize=0,
-                # Ctrl-C in a terminal reaches only the parent, which still needs the server to finish its work.
+                # Ctrl-C in a terminal must reach only the parent, which needs the server until its own end.
                 start_new_session=True,
             )
             self._port = self._read_port(self._process)
@@ -92,7 +93,7 @@ class ChildServer:
         return self
 
     def stop(self) -> None:
-        """End the child: by request, then by force. Does nothing when it is not running."""
+        """End the child: by request, then by force. Does nothing if no child is running."""
         process, self._process, self._port = self._process, None, 0
         if process is not None:
             process.terminate()

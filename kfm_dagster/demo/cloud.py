@@ -1,8 +1,8 @@
 """The embedded cloud: S3, SNS and SQS on loopback, for the same clients as AWS.
 
-`EmbeddedCloud` runs moto's server as a child process. Belongs here: its start, its stop, the environment that points
-every AWS client at it, and its provisioning: buckets, topics under their true ARNs, our queue with its dead-letter
-queue, and the subscriptions. Does not belong here: publishing (`feed.py`).
+`EmbeddedCloud` runs moto's server as a child process. Belongs here: start and stop of the cloud, the environment that
+points every AWS client at the cloud, and the creation of buckets, topics under their true ARNs, our queue with its
+dead-letter queue, and the subscriptions. Does not belong here: publishing (`feed.py`).
 
 Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
 `x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
@@ -100,7 +100,7 @@ class EmbeddedCloud:
     def environment(self) -> dict[str, str]:
         """Return variables that point clients and `Settings` of another process at this cloud.
 
-        Only a process with these variables trusts this cloud's signatures; it refuses all other signatures.
+        Only a process with these variables trusts this cloud's signatures, and it refuses all other signatures.
         """
         return {
             **aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq),
@@ -171,7 +171,7 @@ def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[
         "AWS_ENDPOINT_URL_SNS": endpoint_url,
         "AWS_ENDPOINT_URL_SQS": endpoint_url,
         "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-        "AWS_ALLOW_HTTP": "true",  # obstore refuses plain HTTP without it
+        "AWS_ALLOW_HTTP": "true",  # otherwise obstore refuses plain HTTP
         "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
         "AWS_DEFAULT_REGION": REGION,
@@ -236,7 +236,7 @@ def create_queues(
 def _anyone_reads(bucket: str) -> dict[str, Any]:
     """Return the policy of NODD's buckets: objects and listings need no credentials."""
     resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    # For HEAD, AWS requires s3:GetObject, moto an action of its own.
+    # For HEAD, AWS requires s3:GetObject, but moto requires s3:HeadObject.
     actions = ["s3:GetObject", "s3:HeadObject", "s3:ListBucket"]
     statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": resources}
     return {"Version": "2012-10-17", "Statement": [statement]}

@@ -25,7 +25,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
-"""Objects of a family. OISST has fewer: the day's preliminary object, and the final object that replaces it."""
+"""Number of objects of most datasets. OISST has two: the day's preliminary and final object; the final replaces it."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _FLUXES = {"lead": 6, "product": "sfluxgrb", "resolution": ""}
 _CLIMATE = [{"lead": 6 * number, "member": f"{number:02}"} for number in (1, 2, 3, 4)]
@@ -50,7 +50,7 @@ def _indexed(
     *,
     since: date = date.min,
 ) -> Samples:
-    """Return samples of a model's run, not earlier than `since`, each with its index beside it."""
+    """Return samples of a model's run on the day, or on `since` if later, each with its index."""
 
     def samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
         for chosen in options[:count]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
 
 BATCH = 10
-"""Entries that SNS takes in one PublishBatch."""
+"""Maximum number of entries of an SNS PublishBatch."""
 SUBJECT = "Amazon S3 Notification"
 _CHUNK_KEY = re.compile(
     r"(?P<site>\w{4})/(?P<volume>\d{1,3})/(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)"
@@ -149,14 +149,14 @@ class Feed:
         return self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType=typed)["ETag"].strip('"')
 
     def event(self, *, bucket: str, key: str, size: int, etag: str) -> ObjectEvent:
-        """Describe a new object; its event time follows from its key, else is the present time."""
+        """Describe a new object; the event time follows from the key, or is the present time."""
         event_time = self._time_of(bucket, key) or datetime.now(UTC)
         return ObjectEvent(bucket=bucket, key=key, size=size, etag=etag, event_time=event_time)
 
     def announce(self, events: Iterable[ObjectEvent]) -> int:
         """Publish a message per event, in order within each topic; return the number of messages.
 
-        Raises ConfigurationError for a bucket of no contract, QueueUnavailableError when SNS refuses a message.
+        Raises ConfigurationError for a bucket without a contract, QueueUnavailableError when SNS refuses a message.
         """
         by_topic: dict[str, list[str]] = {}
         for event in events:
@@ -179,7 +179,7 @@ class Feed:
         self._sqs.send_message(QueueUrl=url, MessageBody=body)
 
     def deliver(self, item: FeedObject) -> ObjectEvent:
-        """Store an object by its `delivery`; return the event that announces the whole object."""
+        """Store the part of an object that `delivery` names; return the event of the whole object."""
         if item.delivery is not StoredAs.MISSING:
             stored = item.content if item.delivery is StoredAs.WHOLE else item.content[: len(item.content) // 2]
             self.put(item.bucket, item.key, stored, content_type=item.content_type)
@@ -190,9 +190,9 @@ class Feed:
     def from_folder(self, folder: Path) -> FolderReport:
         """Publish every file `folder/<bucket>/<key>` that a contract claims, in the order of names.
 
-        Objects of a dataset without a topic are stored, and not announced.
+        Objects of a dataset without a topic are stored, but not announced.
 
-        Raises ConfigurationError when the folder does not exist.
+        Raises ConfigurationError if the folder does not exist.
         """
         if not folder.is_dir():
             raise ConfigurationError(
@@ -280,7 +280,7 @@ class Feed:
             ],
         )
         if refused := answer["Failed"]:
-            raise QueueUnavailableError("SNS refused a message", observed=f"{len(refused)}, first {refused[0]}")
+            raise QueueUnavailableError("SNS refused a message", observed=f"{len(refused)} refused; first {refused[0]}")
 
     def _time_of(self, bucket: str, key: str) -> datetime | None:
         contract = self._registry.route(bucket=bucket, key=key).contract
@@ -298,7 +298,7 @@ class Feed:
 
 
 def refuse_no_objects(registry: ContractRegistry, folder: Path) -> None:
-    """Raise ConfigurationError where no file of a folder is a data object of a contract."""
+    """Raise ConfigurationError if no file of a folder is a data object of a contract."""
     looked_at = 0
     for _, bucket, key in _files(folder):
         if registry.route(bucket=bucket, key=key).kind is KeyKind.DATA:
@@ -308,7 +308,7 @@ def refuse_no_objects(registry: ContractRegistry, folder: Path) -> None:
         "the folder has no object of any dataset",
         observed=f"{folder}: {counted(looked_at, 'file')} looked at",
         expected="DIR/<bucket>/<key>",
-        next_step="lay the files out so, by buckets and keys of kfm dataset list (KFM_CONTRACTS_DIR adds contracts)",
+        next_step="use buckets and keys of the datasets in kfm dataset list (KFM_CONTRACTS_DIR adds contracts)",
     )
 
 
@@ -324,7 +324,7 @@ def _notification(events: Iterable[ObjectEvent]) -> str:
 
 
 def chunk_notification(event: ObjectEvent) -> str:
-    """Return Unidata's message of a chunk, whose fields are the parts of its key.
+    """Return Unidata's message of a chunk, whose fields are the parts of the chunk's key.
 
     Raises ConfigurationError for a key that is not `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND`.
     """
@@ -348,8 +348,8 @@ def chunk_notification(event: ObjectEvent) -> str:
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
     """Return the ARN of the topic that announces a bucket.
 
-    Of the topics of the bucket's contracts, it is the first with the bucket's number (`noaa-goes18`: NewGOES18Object).
-    Raises ConfigurationError for a bucket without contract or without topic.
+    If there are several, it is the first whose name has the number of the bucket's name (`noaa-goes18`:
+    NewGOES18Object), else the first. Raises ConfigurationError for a bucket without contract or without topic.
     """
     contracts = registry.buckets.get(bucket)
     if contracts is None:
@@ -361,7 +361,9 @@ def topic_of(registry: ContractRegistry, bucket: str) -> str:
     arns = [topic.arn for contract in contracts for topic in contract.notifications.topics]
     if not arns:
         raise ConfigurationError(
-            "no topic announces the objects of this bucket", observed=bucket, next_step="kfm backfill run lists them"
+            "no topic announces the objects of this bucket",
+            observed=bucket,
+            next_step="run kfm backfill run, which lists the bucket's objects",
         )
     numbers = set(re.findall(r"\d+", bucket))
     same_number = [arn for arn in arns if numbers & set(re.findall(r"\d+", arn.rsplit(":", 1)[1]))]

@@ -3,7 +3,7 @@
 Belongs here: only code that must run inside that process. The process listens on a free loopback port, prints the port,
 and ends when its standard input ends.
 
-It corrects four things of moto 5.2, each by name, so that the demo and the tests see the behaviour of AWS:
+It replaces functions of moto 5.2 in four respects, so that the demo and the tests see the behaviour of AWS:
 
 - *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
   a subscription under the account that made it, and publishes only to subscriptions under the topic's account. So no

@@ -30,9 +30,9 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A person watches the demo, so ticks and retries come after seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A demo has a part of a day's objects, samples or the user's. The user may set this for a whole day.
+    # A demo has a part of a day's objects: samples, or objects of the user, who may set KFM_FEED for a whole day.
     "KFM_FEED": FeedKind.SAMPLE,
-    # Listings are of today, but the objects are older; a backfill lists unannounced days (`feed_demo`).
+    # Scheduled listings list today, but the objects are older; a backfill lists unannounced days (`_feed_folder`).
     "KFM_SCHEDULED_LISTINGS": "false",
     # The default port of `kfm console`.
     "KFM_CONSOLE_URL": "http://127.0.0.1:3001",
@@ -54,7 +54,7 @@ _UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no to
 class Expected:
     """Permitted final statuses of each published object, by address.
 
-    `rejected` messages give no unit; `skipped` are files that were not published, and why.
+    `rejected` is the number of messages that give no unit; `skipped` has the unpublished files, with the reasons.
     """
 
     ends: Mapping[str, frozenset[Status]] = field(default_factory=dict)
@@ -162,7 +162,7 @@ def begin_with(window: PartitionWindow, day: date) -> None:
 def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int) -> Iterator[str]:
     """Yield a line for each missing object, each unexpected status, and missing rejections.
 
-    `rejected` counts the rejected messages. A rewritten object has a record for each version, and all count.
+    `rejected` counts the rejected messages. A rewritten object has a record for each version; each one is checked.
     """
     records_of: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
     with ledger.database.snapshot() as tx:

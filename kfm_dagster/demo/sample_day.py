@@ -74,7 +74,7 @@ _HRRR = (
     (36, 3, "sfc", "alaska"),
 )
 _TOGETHER = 3
-"""Volumes whose records are in one message."""
+"""Number of volumes that one message announces."""
 _MALFORMED = '{"Type": "Notification", "TopicArn": "arn:aws:sns:us-east-1:123901341784:NewGOES16Object", "Message": '
 
 

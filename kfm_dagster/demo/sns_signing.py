@@ -1,4 +1,4 @@
-"""Signing of the embedded cloud: an authority and a certificate, generated at its start.
+"""Signing of the embedded cloud: an authority and a certificate, generated at every start.
 
 The private keys never leave the process. A deployment that must trust this cloud gets the authority's certificate
 (KFM_SNS_TRUSTED_CA) and the server's address (KFM_SNS_TRUSTED_URL). Does not belong here: verifying

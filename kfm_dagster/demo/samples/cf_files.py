@@ -126,7 +126,7 @@ def _sea_ice(day: date, *, north: bool, monthly: bool) -> bytes:
                 "axis": name.upper(),
             }
             variable(file, f"{name}grid", values.astype("<f4"), dimensions=[name], **standard)
-        # In real files, too, this parameter differs from the meridian of the text by 180 degrees.
+        # In real files, too, this longitude differs by 180 degrees from the central meridian in the text.
         sides = {"latitude": 70, "meridian": -45} if north else {"latitude": -70, "meridian": 0}
         mapping: dict[str, Any] = {
             "grid_mapping_name": "polar_stereographic",

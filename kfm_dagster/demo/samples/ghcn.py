@@ -72,7 +72,7 @@ def make_ghcn_daily_csv(rows: list[list[str]], *, name: str) -> tuple[str, bytes
 
 
 def make_ghcn_daily_parquet(rows: list[list[str]], *, year: int, element: str) -> tuple[str, bytes]:
-    """Return key and content of an element's rows; the key names the element, no column does."""
+    """Return key and content of an element's rows; only the key names the element."""
     # Imported here, because the import takes 40 ms, and no other sample needs it.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415

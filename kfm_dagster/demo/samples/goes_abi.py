@@ -1,7 +1,7 @@
 """Sample GOES ABI objects: small NetCDF-4 files with true keys and headers.
 
 Scan times and extents are those of real objects of ABI mode 6. Does not belong here: the variables
-(`goes_abi_layout.py`), making an object of a template (`goes_template.py`).
+(`goes_abi_layout.py`), making an object from a template (`goes_template.py`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[
     """Yield bucket, key and content of `count` objects of a UTC day, in the order of scans.
 
     In ABI mode 6, a day has a full disk every ten minutes, CONUS every five, and both mesoscale regions every minute.
-    Each scan gives sixteen Rad, sixteen CMIP and one MCMIP, in all 109,296 objects. `count` of them are taken evenly.
-    Raises ValueError when the day has fewer.
+    Each scan gives sixteen Rad, sixteen CMIP and one MCMIP, so that a day has 109,296 objects. The `count` objects are
+    spread evenly over these. Raises ValueError if the day has fewer.
     """
     granules: list[tuple[str, int | None]] = [("ABI-L1b-Rad", band) for band in _BANDS]
     granules += [("ABI-L2-CMIP", band) for band in _BANDS]

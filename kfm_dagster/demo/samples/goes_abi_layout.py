@@ -70,13 +70,13 @@ _WAVELENGTHS = (
 )  # fmt: skip
 """Central wavelengths of bands 1 to 16 in micrometres, as the files state them."""
 _STEPS = {1: 28e-6, 2: 14e-6, 3: 28e-6, 5: 28e-6}
-"""Pixel size of the bands finer than 2 km (56 microradians): 1 km and 0.5 km."""
+"""Pixel size, in radians, of the bands finer than 2 km (56 microradians): 1 km and 0.5 km."""
 _RESOLUTIONS = {14e-6: "0.5km at nadir", 28e-6: "1km at nadir", 56e-6: "2km at nadir"}
 _LONGEST_PLAIN_AXIS = 10_000
 """Longer axes are compressed, which keeps a full disk at 0.5 km below 100 KB."""
 _CHUNK = 250
 _DISC = 0.3036
-"""Diameter of the Earth's disc as scan angle."""
+"""Diameter of the Earth's disc as scan angle, in radians."""
 _DRAWN_BAND = 13
 """Band of the drawn image among the 16 of MCMIP."""
 _DRAWN_FROM, _DRAWN_STEP = 1600, 12

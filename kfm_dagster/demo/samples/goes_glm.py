@@ -1,6 +1,6 @@
 """Sample GOES GLM objects: small NetCDF-4 files with true keys and no or few flashes.
 
-Does not belong here: making an object of a template (`goes_template.py`).
+Does not belong here: making an object from a template (`goes_template.py`).
 
 Names, units and packing: GOES-R Product Definition and Users' Guide (PUG), volume 5, Lightning Detection: Events,
 Groups and Flashes, and real objects of 2023.
@@ -28,7 +28,7 @@ from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, dimension, f4
 
 FILES_A_DAY = 4320
 MOST_FLASHES = 3
-"""Files of `goes_glm_samples` have from none to this number of flashes."""
+"""Maximum number of flashes in a file of `goes_glm_samples`."""
 
 _PRODUCT = "GLM-L2-LCFA"
 _SECONDS = 20
@@ -49,8 +49,8 @@ def make_goes_glm(
 ) -> tuple[str, bytes]:
     """Make an object: its key and its content, a pure function of the arguments.
 
-    `start` is aware; the file covers the 20 seconds from `start` and has `flashes` flashes of two groups of three
-    events each. A later `created` makes a re-issue of it. Raises ValueError for a satellite that has no GLM.
+    `start` is aware. The file covers the 20 seconds from `start` and has `flashes` flashes, each of two groups with
+    three events. A later `created` makes a re-issue of the file. Raises ValueError for a satellite that has no GLM.
     """
     end = start + timedelta(seconds=_SECONDS)
     granule = Granule(
@@ -68,8 +68,8 @@ def make_goes_glm(
 def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` objects of a UTC day, in the order of times.
 
-    `count` of a day's FILES_A_DAY are taken evenly; the last ends at midnight. Their numbers of flashes
-    go from none to MOST_FLASHES, then begin again. Raises ValueError when the day has fewer.
+    The `count` objects are spread evenly over a day's FILES_A_DAY; the last ends at midnight. The number of flashes
+    rises from 0 to MOST_FLASHES, then begins again at 0. Raises ValueError if the day has fewer objects.
     """
     if not 0 <= count <= FILES_A_DAY:
         raise ValueError(f"a day has {FILES_A_DAY} objects, {count} requested")

@@ -3,9 +3,9 @@
 Does not belong here: writing netCDF-4 (`netcdf4.py`), and the variables and keys of an instrument
 (`goes_abi_layout.py`, `goes_abi.py`, `goes_glm.py`).
 
-The expensive part, HDF5, is done once per template; an object is that template with its fixed-width texts and numbers
-overwritten. That is sound because the file has superblock version 0, whose object headers carry no checksum (HDF5 file
-format specification 3.0, IV.A.1.a).
+The expensive part, HDF5, is done once per template. An object is a copy of the template with other texts and numbers of
+the same width. The copy is valid, because a file of superblock version 0 has object headers without a checksum (HDF5
+file format specification 3.0, IV.A.1.a).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Granule:
 
     @property
     def texts(self) -> dict[str, bytes]:
-        """Global attributes that each file has of its own."""
+        """Global attributes whose values differ from file to file."""
         return {
             "dataset_name": self.name.encode(),
             "time_coverage_start": _rfc3339(self.start),

@@ -39,7 +39,7 @@ def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
 
 
 def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of stations' years; a later day adds records to them.
+    """Yield bucket, key and content of stations' years; a later day adds records to each year.
 
     In reality, a year has some 14,000 stations. Raises ValueError for more stations than MAX_STATIONS.
     """

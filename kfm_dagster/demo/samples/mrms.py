@@ -21,8 +21,8 @@ _FIRST = timedelta(seconds=39)
 """Mosaics are valid some seconds after the minute."""
 _FRAMES = timedelta(days=1) // CADENCE
 
-# Centre 161 is NSSL; version 255 of the master tables means that only the centre's own are used. Significance 3 is the
-# time of the observation, status 2 is research, type of data 7 is radar observations.
+# Centre 161 is NSSL; version 255 of the master tables means that only the centre's own tables are used. Significance 3
+# is the time of the observation, status 2 is research, type of data 7 is radar observations.
 _ORIGIN = Origin(centre=161, tables=(255, 1), significance=3, status=2, data_type=7, process=(8, 0, 97, 0, 0))
 _PNG = 41
 """Data representation template 5.41."""

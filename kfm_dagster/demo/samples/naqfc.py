@@ -49,7 +49,7 @@ def make_naqfc(*, run: datetime, product: str = "ave_1hr_pm25") -> tuple[str, by
 def naqfc_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` objects of a UTC day.
 
-    Raises ValueError if a day has fewer.
+    Raises ValueError if a day has fewer objects.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} NAQFC keys, {count} were requested")

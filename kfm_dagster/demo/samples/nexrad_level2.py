@@ -89,8 +89,8 @@ _FEEDHORN_M = 20
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, drawn: bool = False) -> tuple[str, bytes]:
     """Return key and content of a volume; the same arguments give the same bytes.
 
-    `start` is aware; header and first radial state it in milliseconds, the key in seconds. If `drawn`, the lowest cut
-    is a whole sweep with echoes, for a picture.
+    `start` is aware; header and first radial have this time in milliseconds, the key has it in seconds. If `drawn`, the
+    lowest cut is a whole sweep with echoes, for a picture.
     Raises KeyError when the site is in neither table.
     """
     start = start.astimezone(UTC)
@@ -116,8 +116,8 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, dr
 def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` volumes, evenly over a UTC day and all sites.
 
-    With 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in reality. TDWR
-    come last. Raises ValueError when a site would need more than one volume per second.
+    With a `count` of 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in
+    reality. TDWR come last. Raises ValueError if a site would need more than one volume per second.
     """
     names = [*sites()]
     if count > len(names) * 86_400:
@@ -143,7 +143,8 @@ def _record(data: bytes, *, last: bool = False) -> bytes:
 def _metadata_record(day: date, scan: _Scan) -> bytes:
     """Compress the 134 frames of ICD 2620010, 7.3.5.
 
-    All hold zeros, except messages 5 and 2, which come last, and the transmitter's frequency in message 18 (table XV).
+    All frames have zeros, except messages 5 and 2, which come last, and the transmitter's frequency in message 18
+    (table XV).
     """
     number, _ = _clock(datetime.combine(day, time(), UTC))
     cuts = b"".join(struct.pack(">H44x", round(angle * 65536 / 360)) for angle in scan.elevations)

@@ -42,7 +42,7 @@ class _Kind:
     """Parameters from number 4 on."""
     thresholds: tuple[int, ...] = ()
     accumulates: bool = False
-    """Whether it is a storm total (table V). Parameters 5 to 8 are then its start and end, as date and minute."""
+    """Whether the product is a storm total (table V); parameters 5 to 8 then have start and end, as date and minute."""
     is_bzip2: bool = False
 
 
@@ -236,7 +236,7 @@ PRODUCTS = {
         is_bzip2=True,
     ),
 }
-"""By AWIPS identifier: super-resolution reflectivity, storms, storm total, winds; a TDWR's reflectivity."""
+"""Products by AWIPS identifier: super-resolution reflectivity, storms, storm total, winds; a TDWR's reflectivity."""
 
 
 def _clock(moment: datetime) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def make_oisst(day: date, *, preliminary: bool = False) -> tuple[str, bytes]:
 def oisst_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of the first `count` objects of a UTC day.
 
-    They are the preliminary and the final object. Raises ValueError for a greater `count`.
+    A day has two objects, the preliminary and the final. Raises ValueError for a greater `count`.
     """
     if not 0 <= count <= 2:
         raise ValueError(f"a day has 2 objects, {count} requested")

@@ -119,7 +119,7 @@ def make_refs(*, run: datetime, lead: int, product: str = "mean") -> tuple[str, 
 
 
 def make_rap(*, run: datetime, lead: int, product: str = "awp130pgrb") -> tuple[str, bytes, str]:
-    """Make a forecast on an AWIPS grid or the model's own: its key, content and `.idx` text."""
+    """Make a forecast on an AWIPS grid or on the model's own grid: key, content and `.idx` text."""
     steps = [(field, at_hour(lead)) for field in (_TMP, _GUST)]
     content, index = _made(steps, run=run, grid=_RAP_GRIDS[product], origin=Origin(process=(2, 0, 105, 0, 0)))
     return f"rap.{run:%Y%m%d}/rap.t{run:%H}z.{product}f{lead:02d}.grib2", content, index
