@@ -314,7 +314,7 @@ def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
     """Return a fault if extents by increments and by corners, in degrees, differ too much."""
     for by_increments, by_corners, within in extents:
         if abs(by_increments - by_corners) > within:
-            return f"the grid's increments reach {by_increments:.6f} degrees, its corners reach {by_corners:.6f}"
+            return f"the increments of the grid reach {by_increments:.6f} degrees, the corners {by_corners:.6f}"
     return None
 
 
