@@ -13,7 +13,7 @@ from pyproj import Geod
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
-from kfm_dagster.readers.nexrad_radar import RANGE_M
+from kfm_dagster.readers.nexrad_radar import RANGE_M, sites
 from kfm_dagster_tests.readers.reading import header_of
 from kfm_dagster_tests.readers.truth.comparison import (
     CONTRACTS,
@@ -75,11 +75,20 @@ def nexrad_level2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
     start = min(datetime.fromisoformat(expected[name]) for name in ("volume_header_time", "first_ray_time"))
     yield seconds("start", metadata.start, start, within=0)
     yield seconds("end", metadata.end, datetime.fromisoformat(expected["last_ray_time"]))
+    yield from of_site(properties)
     yield same("nexrad:moments", set(properties["nexrad:moments"]), PYART_MOMENTS[Path(real.path).name])
     if expected["lon"] is not None:
         # A volume before 2008 has no position.
         yield degrees("bbox", bounding_box(metadata.geometry), disc(expected["lon"], expected["lat"]))
     yield same("findings", metadata.findings, ())
+
+
+def of_site(properties: Mapping[str, Any]) -> Iterator[Compared]:
+    """Compare position and height with those of the site table, an independent source."""
+    site = sites()[properties["nexrad:site"]]
+    metres = WGS84.inv(site.longitude, site.latitude, properties["nexrad:longitude"], properties["nexrad:latitude"])[2]
+    yield near("metres from the site", metres, 0.0, within=100)
+    yield near("nexrad:height-m of the site", properties["nexrad:height-m"], site.height_m, within=3)
 
 
 def disc(longitude: float, latitude: float) -> tuple[float, ...]:
@@ -174,6 +183,7 @@ def nexrad_level3(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
     yield same("nexrad:awips-id", properties["nexrad:awips-id"], _awips_id(real.path))
     yield same("findings", metadata.findings, ())
     yield from _footprint(metadata, expected)
+    yield from of_site(properties)
     if not expected:
         return
     # MetPy has the heading of one object only.
