@@ -14,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.readers.grib_index import read_index
 from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.readers.truth.comparison import real_objects
 
 pytestmark = pytest.mark.clause("BEY-04")
 
@@ -57,7 +58,7 @@ def test_the_quartiles_are_within_the_expected_range(sizes: list[int], factor: f
 def test_real_objects_of_a_product_are_within_each_other_s_range(
     contracts: ContractRegistry, shared_data: Path, reference: dict[str, Any]
 ) -> None:
-    sizes = _of_whole_objects(contracts, reference) | _of_indexed_objects(shared_data)
+    sizes = _of_whole_objects(shared_data, reference) | _of_indexed_objects(shared_data)
     compared = 0
     for (dataset, product), of_product in sizes.items():
         rules = contracts[dataset].integrity.peers
@@ -73,21 +74,17 @@ def test_real_objects_of_a_product_are_within_each_other_s_range(
 Sizes = dict[tuple[str, str], list[int]]
 
 
-def _of_whole_objects(contracts: ContractRegistry, reference: dict[str, Any]) -> Sizes:
+def _of_whole_objects(shared_data: Path, reference: dict[str, Any]) -> Sizes:
     """Return the sizes of real objects by product of the contract."""
     sizes: Sizes = defaultdict(list)
-    for path, entry in reference.items():
-        bucket, _, key = path.removeprefix("objects/").partition("/")
-        contract = contracts.route(bucket=bucket, key=key).contract
-        if contract is None or contract.integrity.peers is None or "subset" in (entry.get("note") or ""):
+    for real in real_objects(shared_data, reference):
+        peers = real.contract and real.contract.integrity.peers
+        if not peers or "subset" in (reference[real.path].get("note") or ""):
             continue
-        match = contracts.grammars[contract.id].match(key)
-        if match is not None and entry.get("size"):
-            groups = {name: match.groups.get(name) for name in contract.integrity.peers.groups}
-            if contract.id in {"goes-glm", "nexrad-l2"}:
-                # All are taken as peers, since there are only one or two files of each satellite or radar.
-                groups = {name: value for name, value in groups.items() if name not in {"satellite", "site", "version"}}
-            sizes[contract.id, str(groups)].append(entry["size"])
+        # All are taken as peers, since there are only one or two files of each satellite or radar.
+        few = {"satellite", "site", "version"} if real.contract.id in {"goes-glm", "nexrad-l2"} else set()
+        groups = {name: real.groups.get(name) for name in peers.groups if name not in few}
+        sizes[real.contract.id, str(groups)].append(len(real.content))
     return sizes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -24,7 +23,7 @@ from kfm_dagster.telemetry.clock.quality import allan_deviation, clock_quality
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id, decide
 from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, ask_date, kernel_clock, measure, reading_of
 from kfm_dagster_tests.clocks import RULE, kernel_reading, server_reading
-from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
 
@@ -42,13 +41,12 @@ def dated(at: datetime, status: int = 403, **headers: str) -> WebAnswer:
 
 
 @pytest.fixture
-def date_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """Open a server that by default refuses every request, with the current time as Date."""
+def date_server(web_server: WebServer, monkeypatch: pytest.MonkeyPatch) -> WebServer:
+    """A server that by default refuses every request, with the current time as Date."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with open_web_server() as server:
-        server.answers = lambda _: dated(datetime.now(UTC))
-        yield server
+    web_server.answers = lambda _: dated(datetime.now(UTC))
+    return web_server
 
 
 def offset_of(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = NOW) -> tuple[float, float]:
