@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -37,7 +36,7 @@ from kfm_dagster.storage import database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster.typed_numbers import LARGEST
 from kfm_dagster_tests.commands import Call, commands, parameters, state_of, words_of
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.programs import run_program
 from kfm_dagster_tests.transactions import own_tx
 
 SECRET = "s3cr3t-word"
@@ -134,9 +133,7 @@ for arguments, spared in {commands!r}:
         print(ended.code, *sorted(set(spared) & set(sys.modules)), file=sys.stderr)
     assert len(sys.modules) < {MOST_MODULES}.get(arguments[0], 2000), arguments
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANG_SECONDS
-    )
+    done = run_program(sys.executable, "-c", code)
     assert (done.returncode, done.stderr.split("\n")) == (0, [*["0"] * len(commands), ""])
 
 
@@ -654,15 +651,8 @@ def test_a_unit_is_selected_by_a_prefix_of_its_id(call: Call, ledger: dict[str, 
         call(*command, wal_id[:3]).refused(f"{wal_id[:3]}: {wal_id}")
 
 
-def _in_a_shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["/bin/bash", "-c", f"set -o pipefail; {script}"],
-        env={**os.environ, **environment, "KFM": f"{Path(sys.executable).parent / 'kfm'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def _in_a_shell(script: str) -> subprocess.CompletedProcess[str]:
+    return run_program("/bin/bash", "-c", f"set -o pipefail; {script}", KFM=f"{Path(sys.executable).parent / 'kfm'}")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

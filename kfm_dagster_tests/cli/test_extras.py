@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from kfm_dagster.cli.main import missing_extra
 from kfm_dagster.errors import ExitCode
+from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.test_wheel import with_extras
 
 ANSWERS = """
@@ -39,11 +39,8 @@ print(json.dumps({" ".join(call): answer(call) for call in calls}))
 
 
 def test_every_command_works_or_names_its_extra_without_extras(tmp_path: Path) -> None:
-    environment = {**os.environ, "KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", with_extras() + ANSWERS], env=environment, capture_output=True, text=True, check=True
-    )
-    answers = json.loads(done.stdout)
+    variables = {"KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    answers = json.loads(printed_by(sys.executable, "-c", with_extras() + ANSWERS, **variables))
     assert len(answers) > 60
     refused = {call: answer for call, answer in answers.items() if answer != [ExitCode.DONE, ""]}
     line = "kfm: the command needs an extra that is not installed; observed no package {}; next: pip install {}\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -26,7 +24,7 @@ from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.card import Card, CardError
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.databases import migrated_sqlite
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.programs import printed_by, run_program
 
 CHAIN = {
     "envelopes": "message_parse",
@@ -192,10 +190,7 @@ MAX_MODULES = 2_200
 
 
 def test_loading_does_not_import_libraries_of_few_runs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
-    )
-    modules = set(done.stdout.split())
+    modules = set(printed_by(sys.executable, "-c", LOAD).split())
     assert not {"dask", "duckdb", "jinja2", "matplotlib", "pandas", "pint", "pystac"} & modules
     assert len(modules) < MAX_MODULES
 
@@ -251,17 +246,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.clause("DAG-08")
-def test_dg_lists_and_checks_every_definition(contracts: ContractRegistry, tmp_path: Path) -> None:
-    environment = {**os.environ, "KFM_HOME": str(tmp_path / "home"), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    environment.pop("DAGSTER_HOME", None)
+def test_dg_lists_and_checks_every_definition(
+    contracts: ContractRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    variables = {"KFM_HOME": str(tmp_path / "home"), "DAGSTER_DISABLE_TELEMETRY": "1"}
 
     def dg(*arguments: str) -> str:
-        command = [str(Path(sys.executable).parent / "dg"), *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return printed_by(Path(sys.executable).parent / "dg", *arguments, folder=ROOT, **variables)
 
     assert "All definitions loaded successfully" in dg("check", "defs")
     listed = json.loads(dg("list", "defs", "--json"))
@@ -299,8 +291,7 @@ def test_executor_and_workers_agree_and_the_executor_shows_no_password(monkeypat
 
 
 def test_a_worker_without_a_broker_is_a_one_line_error() -> None:
-    command = [sys.executable, "-m", "kfm_dagster.defs.celery_worker"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run_program(sys.executable, "-m", "kfm_dagster.defs.celery_worker")
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.splitlines() == [
         f"no broker is configured; observed {BROKER} is not set; next: export {BROKER}=..."

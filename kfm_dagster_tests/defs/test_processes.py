@@ -36,6 +36,7 @@ from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.statements import migrations, statement
+from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,9 +173,8 @@ def test_a_run_is_a_forked_process_that_outlives_the_code_server(tmp_path: Path)
 def test_the_modules_of_a_run_are_imported_before_the_fork(tmp_path: Path) -> None:
     """Otherwise every run would spend the time of the import."""
     (tmp_path / "objects").mkdir()
-    done = subprocess.run([sys.executable, "-c", RUN, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) - sys.stdlib_module_names == set()
+    modules = printed_by(sys.executable, "-c", RUN, tmp_path, folder=ROOT).split()
+    assert set(modules) - sys.stdlib_module_names == set()
 
 
 @pytest.mark.deployment
@@ -225,7 +225,7 @@ def test_an_error_in_settings_or_lockfile_is_raised_by_the_run(monkeypatch: pyte
 
 def test_failing_definitions_do_not_end_the_forking_process() -> None:
     code = "import kfm_dagster.definitions as code\ncode.defs = lambda: 1 / 0\nimport kfm_dagster.fork_template"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
+    printed_by(sys.executable, "-c", code)
 
 
 def test_a_run_s_process_survives_the_process_that_forked_it(tmp_path: Path) -> None:

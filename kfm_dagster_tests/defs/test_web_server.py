@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +19,10 @@ from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
 from kfm_dagster.deployment.local import free_port
+from kfm_dagster_tests.programs import run_program, running
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
+WEB_SERVER = [sys.executable, "-m", "kfm_dagster.defs.web_server", "--empty-workspace"]
 JSON = {"Content-Type": "application/json"}
 MUTATION = 'mutation { setConcurrencyLimit(concurrencyKey: "%s", limit: 1) }'
 LIMITS = "{ instance { concurrencyLimits { concurrencyKey } } }"
@@ -75,27 +74,17 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("web")
-    port = free_port()
-    command = ["-m", "kfm_dagster.defs.web_server", "-h", "127.0.0.1", "-p", str(port), "--empty-workspace"]
+    home, server = tmp_path_factory.mktemp("web"), Served(port=free_port())
+    command = [*WEB_SERVER, "-h", "127.0.0.1", "-p", str(server.port)]
     variables = {"DAGSTER_HOME": str(home), "KFM_DAGSTER_URL": "https://dagster.example.org"}
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=home, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        server = Served(port=port)
-        deadline = time.monotonic() + HANG_SECONDS
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                if server.ask("/server_info")[0] == 200:
-                    break
-            assert process.poll() is None, (home / "log").read_text()
-            time.sleep(0.2)
+
+    def answers() -> bool:
+        with suppress(OSError):
+            return server.ask("/server_info")[0] == 200
+        return False
+
+    with running(command, home / "log", ready=answers, **variables):
         yield server
-    finally:
-        process.terminate()
-        process.wait(timeout=HANG_SECONDS)
 
 
 def test_a_mutation_without_json_or_from_another_site_is_refused(served: Served) -> None:
@@ -175,14 +164,8 @@ def test_a_websocket_is_opened_only_by_own_pages_and_refuses_mutations(served: S
 
 
 def test_a_wrong_setting_is_a_one_line_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kfm_dagster.defs.web_server", "--empty-workspace"],
-        env=os.environ | {"DAGSTER_HOME": str(tmp_path), "KFM_ALLOWED_HOSTS": "https://dagster.example.org"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    wrong = {"DAGSTER_HOME": str(tmp_path), "KFM_ALLOWED_HOSTS": "https://dagster.example.org"}
+    done = run_program(*WEB_SERVER, **wrong)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "KFM_ALLOWED_HOSTS" in done.stderr
 

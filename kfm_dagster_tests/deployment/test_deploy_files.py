@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dagster_aws.ecs import EcsRunLauncher
 
 from kfm_dagster.settings import environment
 from kfm_dagster_tests.deployment.commands import loaded, parsed
+from kfm_dagster_tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "compose"
@@ -68,14 +68,7 @@ def called(name: str) -> dict[str, Any]:
 def test_docker_compose_reads_the_file(path: Path) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not on the PATH")
-    checked = subprocess.run(
-        ["docker-compose", "--file", str(path), "--profile", "*", "config", "--services"],
-        env={"PATH": "/usr/bin:/bin", **GIVEN},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    checked = run_program("docker-compose", "--file", path, "--profile", "*", "config", "--services", **GIVEN)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert set(checked.stdout.split()) == set(read(path)["services"])
 

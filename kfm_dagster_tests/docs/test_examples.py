@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
-import subprocess
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, transcript
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, good, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
@@ -305,16 +304,8 @@ LENGTHS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "run_state
 @pytest.mark.parametrize("store", ["", "records"], ids=["database", "objects"])
 def test_the_function_runs_again_only_after_a_change(forks: dict[str, str], tmp_path: Path, store: str) -> None:
     def run(run_id: str = "run-1", branch: str = "main") -> str:
-        variables = {"KFM_HOME": "home", "KFM_RUN_STATE": store, "KFM_LAKEFS_BRANCH": branch}
-        return subprocess.run(
-            ["python", LENGTHS, run_id, "out.json", "a", "b"],
-            cwd=tmp_path,
-            env={**os.environ, **forks, **variables},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=HANG_SECONDS,
-        ).stdout
+        variables = {**forks, "KFM_HOME": "home", "KFM_RUN_STATE": store, "KFM_LAKEFS_BRANCH": branch}
+        return printed_by("python", LENGTHS, run_id, "out.json", "a", "b", folder=tmp_path, **variables)
 
     (tmp_path / "a").write_bytes(b"abc")
     (tmp_path / "b").write_bytes(b"de")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9"
@@ -78,15 +78,8 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("docs") / "built"
-    offline = os.environ | {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "all_proxy": NOWHERE}
-    done = subprocess.run(
-        [sys.executable, "-m", "docs_site", str(folder)],
-        cwd=ROOT,
-        env=offline,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    offline = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), NOWHERE)
+    done = run_program(sys.executable, "-m", "docs_site", folder, folder=ROOT, **offline)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout.strip() == str(folder / "site" / "index.html")
     pages = {}

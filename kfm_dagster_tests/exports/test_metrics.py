@@ -6,13 +6,11 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +40,7 @@ from kfm_dagster_tests import timeouts
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import chain
+from kfm_dagster_tests.programs import printed_by, running
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.transactions import own_tx
 
@@ -117,9 +116,7 @@ def queries() -> list[str]:
 
 
 def promtool(*arguments: str | Path) -> None:
-    command = [binary("promtool"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by(binary("promtool"), *arguments)
 
 
 @pytest.mark.clause("TEL-04")
@@ -188,17 +185,6 @@ def test_the_dashboard_has_the_document_s_title_variables_and_groups() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-@contextmanager
-def running(command: list[str], environment: dict[str, str], *, log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment})
-    try:
-        yield
-    finally:
-        child.send_signal(signal.SIGTERM)
-        child.wait(timeout=60)
-
-
 @pytest.fixture
 def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Query a real Prometheus that scrapes `kfm console` and evaluates the rules every second."""
@@ -223,8 +209,8 @@ def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
             return json.load(answer)["data"]
 
     with (
-        running([sys.executable, "-c", SERVE, "console", "--port", str(console)], served, log=tmp_path / "console.log"),
-        running(scraping, {}, log=tmp_path / "prometheus.log"),
+        running([sys.executable, "-c", SERVE, "console", "--port", str(console)], tmp_path / "console.log", **served),
+        running(scraping, tmp_path / "prometheus.log"),
     ):
         yield query
 

@@ -27,6 +27,7 @@ from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import BundleSigner, sign_detached
 from kfm_dagster_tests.exports import bundle_sample
 from kfm_dagster_tests.exports.gpg import Gpg
+from kfm_dagster_tests.programs import printed_by, run_program
 
 BEGIN, END = b"-----BEGIN PGP SIGNATURE-----\n\n", b"-----END PGP SIGNATURE-----\n"
 FLIPS = st.tuples(st.sampled_from(LAYOUT), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
@@ -343,8 +344,7 @@ def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(bundle: Written) -
         pytest.skip("no sha256sum on the PATH")
 
     def check() -> subprocess.CompletedProcess[str]:
-        command = [sha256sum, "--check", "--strict", "SHA256SUMS"]
-        return subprocess.run(command, cwd=bundle.folder, capture_output=True, text=True, check=False, timeout=60)
+        return run_program(sha256sum, "--check", "--strict", "SHA256SUMS", folder=bundle.folder)
 
     checked = check()
     assert checked.returncode == 0, checked.stderr
@@ -369,10 +369,9 @@ def test_the_same_data_give_the_same_bytes_in_any_environment(
     # A signature has its own time and salt.
     assert first.pop(SIGNATURE) != again.pop(SIGNATURE)
     assert first == again
-    environment = {**os.environ, "PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
-    elsewhere = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, capture_output=True, check=True)
+    digests = printed_by(sys.executable, "-c", DIGESTS, PYTHONHASHSEED="12345", TZ="Asia/Tokyo", LC_ALL="C")
     figures = [first[path] for path in ("figs/state_transitions.svg", "figs/retry_replay_timeline.pdf")]
-    assert elsewhere.stdout.decode().split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
+    assert digests.split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
 
 
 def test_a_later_bundle_replaces_a_damaged_empty_one(tmp_path: Path, signer: BundleSigner) -> None:

@@ -41,6 +41,7 @@ from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.integration.chain import DATASET, DAY, assert_conserved
 from kfm_dagster_tests.ledger.bench import counted
+from kfm_dagster_tests.programs import running
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
 
@@ -222,18 +223,6 @@ DEATH = {
 """In mid-run: units are claimed and checked, and the step's work is not yet committed."""
 
 
-@contextmanager
-def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process within the context."""
-    with log.open("wb") as output:
-        child = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """The URL of a Redis without persistence."""
@@ -245,9 +234,9 @@ def broker(tmp_path: Path) -> Iterator[str]:
         pytest.skip(reason)
     port, log = free_port(), tmp_path / "redis.log"
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with started([server, *options], log) as process:
-        until(lambda: process.poll() is not None or b"Ready to accept connections" in log.read_bytes(), log.read_text)
-        assert process.poll() is None, log.read_text(errors="replace")
+    with running(
+        [server, *options], log, ready=lambda: b"Ready to accept connections" in log.read_bytes(), end=signal.SIGKILL
+    ):
         yield f"redis://127.0.0.1:{port}/0"
 
 
@@ -256,9 +245,8 @@ def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Celery worker that executes steps in its own process, so it dies with its step."""
     log = folder / f"{name}.log"
     options = ["--pool", "solo", "--hostname", name, "--loglevel", "INFO"]
-    with started([sys.executable, "-m", "kfm_dagster.defs.celery_worker", *options], log) as process:
-        until(lambda: process.poll() is not None or b" ready." in log.read_bytes(), log.read_text)
-        assert process.poll() is None, log.read_text(errors="replace")
+    command = [sys.executable, "-m", "kfm_dagster.defs.celery_worker", *options]
+    with running(command, log, ready=lambda: b" ready." in log.read_bytes(), end=signal.SIGKILL) as process:
         yield process
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from types import ModuleType
 
 import pytest
 from packaging.utils import canonicalize_name
+
+from kfm_dagster_tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,8 +29,8 @@ def script() -> ModuleType:
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a target with the tools of this environment, without installing them again."""
-    typed = ["make", "-s", *arguments, f"BIN={Path(sys.executable).parent}", "INSTALLED="]
-    return subprocess.run(typed, cwd=ROOT, env={**os.environ, **variables}, check=False, capture_output=True, text=True)
+    tools = (f"BIN={Path(sys.executable).parent}", "INSTALLED=")
+    return run_program("make", "-s", *arguments, *tools, folder=ROOT, **variables)
 
 
 def test_the_sbom_names_every_locked_package_once_with_its_version(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Programs as processes: run to their end, or beside a test with a log.
+
+Belongs here: starting and ending any program. Does not belong here: commands of documents (`docs/console.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
+
+
+def run_program(*command: str | Path, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with `variables` added to the environment."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+    )
+
+
+def printed_by(*command: str | Path, folder: Path | None = None, **variables: str) -> str:
+    """Run a program that must succeed, and return its standard output."""
+    done = run_program(*command, folder=folder, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    ready: Callable[[], object] = lambda: True,
+    end: signal.Signals = signal.SIGTERM,
+    **variables: str,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program in its log's folder from its readiness on; a signal ends it after the block."""
+    with log.open("wb") as output:
+        environment = {**os.environ, **variables}
+        process = subprocess.Popen(command, cwd=log.parent, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: process.poll() is not None or ready(), log.read_text)
+        assert process.poll() is None, log.read_text(errors="replace")
+        yield process
+    finally:
+        process.send_signal(end)
+        process.wait(timeout=HANG_SECONDS)
