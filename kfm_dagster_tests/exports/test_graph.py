@@ -237,8 +237,7 @@ def item_of(item: chain.StoredObject) -> str:
 def announced_later(pipeline: Pipeline, root: Path, items: list[chain.StoredObject]) -> None:
     """Announce the items with event times a minute ahead: later than the listed files."""
     chain.put(root, items)
-    events = [item.event(event_time=datetime.now(UTC) + timedelta(minutes=1)) for item in items]
-    chain.take(pipeline, chain.announce(events, registry=pipeline.registry))
+    chain.notify(pipeline, *items, event_time=datetime.now(UTC) + timedelta(minutes=1))
 
 
 def answers(database: Engine) -> list[list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ DAY = date(2025, 4, 2)
 DATASET, PARTITION = "nexrad-l2", DAY.isoformat()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT = 5000
+ANNOUNCED = datetime(2025, 4, 3, tzinfo=UTC)
+"""The default event time of an object."""
 
 
 @dataclass
@@ -90,7 +93,7 @@ class StoredObject:
     def uri(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
 
-    def event(self, *, event_time: datetime = datetime(2025, 4, 3, tzinfo=UTC)) -> ObjectEvent:
+    def event(self, *, event_time: datetime = ANNOUNCED) -> ObjectEvent:
         etag = hashlib.md5(self.announced).hexdigest()
         return ObjectEvent(bucket=self.bucket, key=self.key, size=len(self.announced), etag=etag, event_time=event_time)
 
@@ -100,13 +103,15 @@ def good(bucket: str, key: str, content: bytes) -> StoredObject:
     return StoredObject(bucket=bucket, key=key, stored=content, announced=content)
 
 
-def put(root: Path, objects: Iterable[StoredObject]) -> None:
-    """Store objects at `<bucket>/<key>`."""
+def put(root: Path, objects: Iterable[StoredObject], *, written: datetime | None = None) -> None:
+    """Store objects at `<bucket>/<key>`, with the time at which they were `written`."""
     for item in objects:
         path = root / item.bucket / item.key
         if item.stored is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(item.stored)
+            if written is not None:
+                os.utime(path, (written.timestamp(), written.timestamp()))
 
 
 def open_pipeline(
@@ -174,9 +179,12 @@ def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
     return report
 
 
-def notify(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
+def notify(
+    pipeline: Pipeline, *items: StoredObject, name: str | None = None, event_time: datetime = ANNOUNCED
+) -> IntakeReport:
     """Record one message that announces objects, stored or not."""
-    return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
+    events = [item.event(event_time=event_time) for item in items]
+    return take(pipeline, announce(events, registry=pipeline.registry, name=name))
 
 
 def notify_each(pipeline: Pipeline, *items: StoredObject) -> IntakeReport:

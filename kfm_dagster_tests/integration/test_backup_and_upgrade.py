@@ -46,7 +46,6 @@ from kfm_dagster_tests.integration.chain import (
     CrashError,
     Failpoint,
     StoredObject,
-    announce,
     assert_conserved,
     deliver,
     deliver_each,
@@ -55,7 +54,6 @@ from kfm_dagster_tests.integration.chain import (
     put,
     renumbered,
     run_pending,
-    take,
     truncated,
     volumes,
     work_until_done,
@@ -93,12 +91,9 @@ class Deployment:
 
     def ingest(self, items: list[StoredObject], *, days_ago: int) -> None:
         """Store objects, announce them, and ingest them."""
-        put(self.objects, items)
-        for item in items:
-            moment = (START - timedelta(days=days_ago)).timestamp()
-            os.utime(self.objects / item.bucket / item.key, (moment, moment))
-        events = [item.event(event_time=START - timedelta(days=days_ago)) for item in items]
-        take(self.pipeline, announce(events, registry=self.pipeline.registry))
+        written = START - timedelta(days=days_ago)
+        put(self.objects, items, written=written)
+        notify(self.pipeline, *items, event_time=written)
         self.work()
 
     def work(self) -> None:

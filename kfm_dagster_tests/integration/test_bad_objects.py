@@ -306,15 +306,9 @@ GOOD = {
 def bring(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, hour: int) -> None:
     """Store a version of the dataset's object, announce it, and run pending units."""
     bucket, key, _ = GOOD[dataset]
-    put(objects, [good(bucket, key, content)])
-    event = ObjectEvent(
-        bucket=bucket,
-        key=key,
-        size=len(content),
-        etag=hashlib.md5(content).hexdigest(),
-        event_time=datetime(2025, 4, 3, hour, tzinfo=UTC),
-    )
-    take(pipeline, announce([event], registry=pipeline.registry))
+    item = good(bucket, key, content)
+    put(objects, [item])
+    notify(pipeline, item, event_time=datetime(2025, 4, 3, hour, tzinfo=UTC))
     run_chain(pipeline, dataset, DAY.isoformat(), f"run-{hour}", Source.LEDGER)
 
 

@@ -15,7 +15,7 @@ from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.integration.chain import DAY, PARTITION, announce, notify, put, replaced, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, PARTITION, notify, put, replaced, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.integration.gating import beyond_the_pole, gates
 from kfm_dagster_tests.transactions import own_tx
@@ -136,8 +136,7 @@ def test_superseded_and_closed_units_fail_no_check(face: Face, objects: Path) ->
     new = volumes(4)[3]
     old = replaced(new, b"an earlier version")
     put(objects, [new])
-    registry = face.pipeline.registry
-    take(face.pipeline, announce([new.event(event_time=face.pipeline.clock())], registry=registry))
+    notify(face.pipeline, new, event_time=face.pipeline.clock())
     notify(face.pipeline, old)
     codes = {record.last_error_code for record in own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)}
     assert codes == {GateIssue.G4, LedgerCode.STALE_EVENT}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -35,10 +34,9 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     Clock,
     StoredObject,
-    announce,
+    notify,
     put,
     run_pending,
-    take,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
@@ -64,24 +62,16 @@ def at(pipeline: Pipeline, now: datetime) -> None:
     pipeline.clock.now = now
 
 
-def stored(objects: Path, items: list[StoredObject]) -> None:
-    """Store objects with an older modification time."""
-    put(objects, items)
-    for item in items:
-        os.utime(objects / item.bucket / item.key, (MIDNIGHT.timestamp(), MIDNIGHT.timestamp()))
-
-
 def ingested(pipeline: Pipeline, items: list[StoredObject], run_id: str) -> None:
     """Announce objects and ingest them in a run."""
-    events = [item.event(event_time=pipeline.clock()) for item in items]
-    take(pipeline, announce(events, registry=pipeline.registry, name=run_id))
+    notify(pipeline, *items, name=run_id, event_time=pipeline.clock())
     run_pending(pipeline, run_id)
 
 
 def holed(pipeline: Pipeline, objects: Path) -> None:
     """A feed followed since midnight, in which one object was never announced."""
     items = volumes(12)
-    stored(objects, items)
+    put(objects, items, written=MIDNIGHT)
     at(pipeline, MIDNIGHT + timedelta(minutes=30))
     ingested(pipeline, items[:1], "first")
     at(pipeline, LATER)
@@ -200,7 +190,7 @@ def test_an_hour_without_a_run_is_noticed_by_the_next_check(
     assert [gap.hour.hour for gap in pipeline.gaps.list(since=MIDNIGHT)] == [12]
     # A late announcement closes the gap in any run.
     item = volumes(13)[12]
-    stored(objects, [item])
+    put(objects, [item], written=MIDNIGHT)
     ingested(pipeline, [item], "late")
     assert pipeline.gaps.list(since=MIDNIGHT) == []
 
@@ -246,7 +236,7 @@ def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
     FeedWatch(pipeline).watch()
     # An announcement ends silence and alert.
     item = volumes(16)[15]
-    stored(objects, [item])
+    put(objects, [item], written=MIDNIGHT)
     ingested(pipeline, [item], "again")
     FeedWatch(pipeline).watch()
     assert silent_feeds(pipeline) == []

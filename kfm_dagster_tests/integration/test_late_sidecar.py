@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.nodes import MetadataExtract, Source
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -110,9 +108,8 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
 
 @pytest.mark.clause("BEY-04")
 def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_overwritten(pipeline: Pipeline, objects: Path) -> None:
-    put(objects, [DATA, SIDECAR])
-    written = (objects / BUCKET / KEY).stat().st_mtime
-    os.utime(objects / BUCKET / SIDECAR.key, (written - 86_400, written - 86_400))
+    put(objects, [DATA])
+    put(objects, [SIDECAR], written=datetime.now(UTC) - timedelta(days=1))
     notify(pipeline, DATA, SIDECAR)
     run(pipeline, "first")
     before = item_of(pipeline)
@@ -186,8 +183,7 @@ def test_a_newer_version_of_the_object_supersedes_a_pending_completion(pipeline:
     ingest_without_sidecar(pipeline)
     deliver(pipeline, SIDECAR)
     later = datetime(2025, 4, 4, tzinfo=UTC)
-    event = ObjectEvent(bucket=BUCKET, key=KEY, size=len(CONTENT), etag="f" * 32, event_time=later)
-    take(pipeline, announce([event], registry=pipeline.registry))
+    notify(pipeline, good(BUCKET, KEY, CONTENT + b"later"), event_time=later)
     assert sorted(version.status for version in versions(pipeline)) == [
         Status.PENDING,
         Status.QUARANTINED,

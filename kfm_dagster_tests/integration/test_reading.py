@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -34,6 +33,7 @@ from kfm_dagster_tests.catalog.real_objects import item_of_file
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.followers.virtual.buckets import put as put_object
 from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
+from kfm_dagster_tests.programs import printed_by
 
 # rioxarray multiplies transforms as affine once wanted.
 pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"), pytest.mark.clause("BEY-19")]
@@ -49,17 +49,31 @@ OBJECTS = [
 """Hour of the run, lead, product and region; the newest run has only gusts, and the last hour is Alaska's."""
 
 
+Ingest = Callable[[], Path]
+
+
 @pytest.fixture
-def catalog(
+def ingest(
     make_pipeline: Callable[..., Pipeline],
     tmp_path: Path,
     objects: Path,
     aws: EmbeddedCloud,
     monkeypatch: pytest.MonkeyPatch,
-) -> Path:
-    """A catalog of three runs of HRRR in KFM_HOME, with their objects in the bucket."""
-    put_hrrr(objects)
-    return ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+) -> Ingest:
+    """Put a folder's objects into their buckets, and ingest them into a catalog in KFM_HOME."""
+
+    def run() -> Path:
+        for file in (path for path in objects.rglob("*") if path.is_file()):
+            put_object(aws.endpoint_url, *file.relative_to(objects).as_posix().split("/", 1), file.read_bytes())
+        pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)
+        pipeline.clock.forward(86_400)
+        for dataset, partition in partitions_of(objects, pipeline.registry):
+            run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
+        pipeline.following.catch_up(pipeline.followers, within=60)
+        monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
+        return Path(pipeline.settings.catalog)
+
+    return run
 
 
 def put_hrrr(objects: Path) -> None:
@@ -70,23 +84,11 @@ def put_hrrr(objects: Path) -> None:
         put(objects, [good(BUCKET, key, content), good(BUCKET, f"{key}.idx", index.encode())])
 
 
-def ingested(
-    make_pipeline: Callable[..., Pipeline],
-    tmp_path: Path,
-    objects: Path,
-    aws: EmbeddedCloud,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
-    """Put a folder's objects into their buckets, and ingest them into a catalog in KFM_HOME."""
-    for file in (path for path in objects.rglob("*") if path.is_file()):
-        put_object(aws.endpoint_url, *file.relative_to(objects).as_posix().split("/", 1), file.read_bytes())
-    pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)
-    pipeline.clock.forward(86_400)
-    for dataset, partition in partitions_of(objects, pipeline.registry):
-        run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
-    pipeline.following.catch_up(pipeline.followers, within=60)
-    monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
-    return Path(pipeline.settings.catalog)
+@pytest.fixture
+def catalog(objects: Path, ingest: Ingest) -> Path:
+    """A catalog of three runs of HRRR in KFM_HOME, with their objects in the bucket."""
+    put_hrrr(objects)
+    return ingest()
 
 
 @pytest.fixture
@@ -274,13 +276,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
         assert eval(line, {"kfm": kfm}).equals(kfm.open(item, field=name))
 
 
-def test_every_block_of_the_page_runs(
-    make_pipeline: Callable[..., Pipeline],
-    tmp_path: Path,
-    objects: Path,
-    aws: EmbeddedCloud,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_block_of_the_page_runs(objects: Path, ingest: Ingest) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -289,7 +285,7 @@ def test_every_block_of_the_page_runs(
     scan = make_goes_abi(product="ABI-L2-CMIPC", start=start, satellite=16, band=13, drawn=True)
     put(objects, [good("noaa-goes16", *scan)])
     put(objects, [good(RADAR_BUCKET, *make_nexrad_level2(site="KTWX", start=start, drawn=True))])
-    ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+    ingest()
     page = (DOCS / "python.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block in re.findall(r"(?s)```python\n(.*?)```", page):
@@ -318,12 +314,7 @@ REAL = (
 
 
 def test_the_notebooks_open_and_draw_real_objects(
-    make_pipeline: Callable[..., Pipeline],
-    tmp_path: Path,
-    objects: Path,
-    aws: EmbeddedCloud,
-    shared_data: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    objects: Path, ingest: Ingest, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import matplotlib as mpl
     import matplotlib.pyplot as plt
@@ -334,7 +325,7 @@ def test_the_notebooks_open_and_draw_real_objects(
         bucket, key = path.split("/", 1)
         put(objects, [good(bucket, key, (shared_data / "objects" / path).read_bytes())])
         put(objects, [good(bucket, f"{key}.idx", index.encode())] if index else [])
-    ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+    ingest()
     for notebook in sorted((DOCS / "notebooks").glob("*.ipynb")):
         names: dict[str, Any] = {}
         for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
@@ -352,10 +343,9 @@ def test_importing_the_package_loads_neither_dagster_nor_a_client() -> None:
     script = (
         "import sys, kfm_dagster as kfm; kfm.open; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"dagster", "sqlalchemy", "psycopg2", "duckdb", "xarray", "pandas"} & set(answer.stdout.split())
-    script = script.replace("kfm.open; ", "")
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert not {"boto3", "botocore", "obstore", "pystac", "pydantic", "numpy"} & set(answer.stdout.split())
+    modules = printed_by(sys.executable, "-c", script).split()
+    assert not {"dagster", "sqlalchemy", "psycopg2", "duckdb", "xarray", "pandas"} & set(modules)
+    modules = printed_by(sys.executable, "-c", script.replace("kfm.open; ", "")).split()
+    assert not {"boto3", "botocore", "obstore", "pystac", "pydantic", "numpy"} & set(modules)
     with pytest.raises(AttributeError, match="no attribute 'close'"):
         kfm.close  # noqa: B018, the attribute

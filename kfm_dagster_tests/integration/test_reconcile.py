@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import time, timedelta
@@ -31,14 +30,12 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     START,
     StoredObject,
-    announce,
     good,
     notify,
     put,
     renumbered,
     run_chain,
     run_pending,
-    take,
     volumes,
 )
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
@@ -64,10 +61,7 @@ def ingested(pipeline: Pipeline, objects: Path) -> Pipeline:
 
 def stored(objects: Path, *items: StoredObject, ago: timedelta = timedelta(days=1)) -> None:
     """Store objects with this age."""
-    put(objects, items)
-    moment = (START - ago).timestamp()
-    for item in items:
-        os.utime(objects / item.bucket / item.key, (moment, moment))
+    put(objects, items, written=START - ago)
 
 
 def item_files(pipeline: Pipeline) -> list[Path]:
@@ -363,10 +357,8 @@ def test_the_next_version_of_an_object_without_a_time_in_its_key_replaces_its_it
     for number, day in enumerate(days):
         item = good(*next(iter(ndfd_samples(day, 1))))
         written = START.combine(day, time(13), START.tzinfo)
-        put(objects, [item])
-        os.utime(objects / item.bucket / item.key, (written.timestamp(), written.timestamp()))
-        event = item.event(event_time=written)
-        take(pipeline, announce([event], registry=pipeline.registry))
+        put(objects, [item], written=written)
+        notify(pipeline, item, event_time=written)
         run_chain(pipeline, "ndfd", day.isoformat(), f"run-{number}", Source.LEDGER)
     [shown] = traces.catalog_items(pipeline).values()
     assert shown["properties"]["forecast:reference_datetime"] == f"{days[1]}T12:00:00Z"

@@ -35,15 +35,14 @@ from kfm_dagster_tests.integration.chain import (
     CrashError,
     Failpoint,
     StoredObject,
-    announce,
     assert_conserved,
     deliver,
     missing,
+    notify,
     put,
     renumbered,
     run_chain,
     run_pending,
-    take,
     truncated,
     volumes,
     work_until_done,
@@ -340,7 +339,7 @@ def test_an_older_version_does_not_replace_a_newer_item(
     (older,) = volumes(1)
     newer = renumbered(older)
     put(objects, [newer])
-    take(pipeline, announce([newer.event(event_time=LATER)], registry=pipeline.registry))
+    notify(pipeline, newer, event_time=LATER)
     run_that_dies(pipeline, dies_at)
     ended(pipeline, of(pipeline, [newer]))
     deliver(pipeline, older)
