@@ -35,7 +35,7 @@ _DIGITS = 19
 
 
 class ItemReference(Strict):
-    """Data of an event without an Item: the Item is withdrawn, or larger than `max_bytes`."""
+    """Data of an event without an Item: the Item is withdrawn, or too large for a subscription."""
 
     collection: str
     id: str
