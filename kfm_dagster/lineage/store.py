@@ -87,7 +87,7 @@ class Link:
 
 @dataclass(kw_only=True)
 class _Part:
-    """The units of a partition to record; `failures` by path, and `refused` units."""
+    """The units of a partition to record, with `failures` by path and the units `refused`."""
 
     units: Sequence[LineageUnit]
     lines: Mapping[LineagePath, dict[WalId, bytes]]

@@ -69,7 +69,7 @@ def clock_id() -> str:
 
 
 class ClockLog:
-    """Readings of a single clock, by default this machine's since boot."""
+    """Readings of a single clock; by default, of this machine's clock since boot."""
 
     def __init__(self, database: Database, *, clock: str | None = None) -> None:
         self._database = database
@@ -120,9 +120,9 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
     """Judge the clock at a stage's start by its readings, in the order of measurement.
 
     A reading calibrates the clock if its whole uncertainty interval is within `max_offset`, and refutes the clock if
-    the whole interval is outside. Any other reading decides nothing, and nor does an unsynchronised kernel, because
-    perhaps another service keeps its clock. Two readings count, if they are within `tau_calib` of the start: the latest
-    deciding reading of the kernel, and that of the servers. Each can refute the clock; one calibration suffices.
+    the whole interval is outside. Any other reading decides nothing. An unsynchronised kernel decides nothing, either,
+    because another service can keep the clock. Two readings count, if they are within `tau_calib` of the start: the
+    kernel's latest deciding reading, and the servers' latest. Each can refute the clock; one calibration is enough.
 
     The latest reading is the last in `readings`, not by `at`: when a clock that was ahead is corrected, its earlier
     readings are in the future.
