@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,14 @@ def first_with(dataset: str, change: Callable[[Envelope], Envelope]) -> tuple[En
     return (change(first), *others)
 
 
-def metadata_with(**changes: Any) -> Callable[[Envelope], Envelope]:
+def section_with(section: str, **changes: Any) -> Callable[[Envelope], Envelope]:
     def change(unit: Envelope) -> Envelope:
-        return unit.evolve(metadata=replace(unit.metadata, **changes))
+        return unit.evolve(**{section: replace(getattr(unit, section), **changes)})
 
     return change
+
+
+metadata_with, stac_with = (partial(section_with, section) for section in ("metadata", "stac"))
 
 
 def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
@@ -101,13 +104,6 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
         return metadata_with(stac_properties={name: value for name, value in changed.items() if value is not None})(
             unit
         )
-
-    return change
-
-
-def stac_with(**changes: Any) -> Callable[[Envelope], Envelope]:
-    def change(unit: Envelope) -> Envelope:
-        return unit.evolve(stac=replace(unit.stac, **changes))
 
     return change
 
@@ -221,10 +217,7 @@ def cases() -> dict[Gate, list[Case]]:
                     "metadata is unknown": first_with("goes-abi", metadata_with(status=CheckStatus.UNKNOWN)),
                     "the Item is of collection": first_with("goes-abi", stac_with(collection_id="hrrr")),
                     "item_id is missing": first_with("goes-abi", stac_with(item_id=None)),
-                    "activity_id is missing": first_with(
-                        "goes-abi",
-                        lambda unit: unit.evolve(provenance=replace(unit.provenance, activity_id=None)),
-                    ),
+                    "activity_id is missing": first_with("goes-abi", section_with("provenance", activity_id=None)),
                     "dataset is": first_with("hrrr", lambda unit: unit.evolve(dataset="rap"))[::-1],
                     "ends before it starts": first_with(
                         "hrrr", lambda unit: unit.evolve(time_range_end=unit.time_range_start - timedelta(1))
