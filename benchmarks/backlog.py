@@ -245,14 +245,14 @@ def _ratio(rate: float, yardstick: float | None) -> float | None:
     help="Records in the ledger before the backlog, in whole thousands.",
 )
 @place_options
-def main(*, home: Path, as_json: bool, **given: Any) -> None:
+def main(*, home: Path, as_json: bool, **values: Any) -> None:
     """Drain a backlog of sample units through sensor, daemon and runs, and print the cost.
 
     Needs Node.js for the queue, a local SQS that npm installs once, and that is too fast to affect the figures.
 
     Example: python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote
     """
-    options = BenchOptions(place=Place.taken_from(given), **given)
+    options = BenchOptions(place=Place.taken_from(values), **values)
     refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:

@@ -198,11 +198,11 @@ def _rate(seconds: Sequence[float]) -> float:
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
     """Return the number of a day's Items over Kansas, the median seconds of a search, and its share of bytes read."""
-    wanted = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
+    criteria = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):
         publisher.read_bytes, began = 0, time.monotonic()
-        items = sum(table.num_rows for _, table in search(publisher, [DATASET], wanted))
+        items = sum(table.num_rows for _, table in search(publisher, [DATASET], criteria))
         seconds.append(time.monotonic() - began)
     return items, median(seconds), publisher.read_bytes / whole
 

@@ -86,7 +86,7 @@ def chain(home: Path, settings: Settings, queue: Queue, *, all_remote: bool) -> 
     @DBOS.step()  # type: ignore[untyped-decorator]
     def integrity_check(message_id: str, body: str) -> list[bool]:
         units = units_of(message_id, body)
-        return [bool(source_of(root, one.bucket, one.key, size=None).read(0, FIRST_BYTES)) for one in units]
+        return [bool(source_of(root, unit.bucket, unit.key, size=None).read(0, FIRST_BYTES)) for unit in units]
 
     @DBOS.step()  # type: ignore[untyped-decorator]
     def metadata_extract(message_id: str, body: str) -> list[str]:
@@ -121,14 +121,14 @@ def work(settings: Settings, queue: Queue, ingest: Callable[[str, str], int]) ->
     """Work until the queue is empty."""
     from dbos import SetWorkflowID  # noqa: PLC0415 - of the other environment
 
-    def one(message: SqsMessage) -> int:
+    def ingest_message(message: SqsMessage) -> int:
         with SetWorkflowID(message.message_id):
             return ingest(message.message_id, message.body)
 
     done, ended, began = 0, time.monotonic(), time.process_time()
     with ThreadPoolExecutor(threads_of(settings)) as pool:
         while messages := queue.receive(MESSAGES, budget_seconds=60):
-            done += sum(pool.map(one, messages))
+            done += sum(pool.map(ingest_message, messages))
             queue.delete([message.receipt_handle or "" for message in messages])
             ended = time.monotonic()
     return Done(done, ended, time.process_time() - began)

@@ -192,9 +192,9 @@ def _batches(bodies: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _executable(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise DependencyUnavailableError(
             f"{name} is not on the PATH", expected="Node 20 or later with npm", next_step="install Node.js"
         )
-    return found
+    return path

@@ -95,11 +95,11 @@ def floor_rate(
         for loop in loops:
             _stdin(loop)
         done = [_done(_line(loop)) for loop in loops]
-    units = sum(one.units for one in done)
+    units = sum(result.units for result in done)
     if units != len(bodies):
         raise DependencyUnavailableError("the plain loops lost units", observed=units, expected=len(bodies))
-    seconds = max(one.ended for one in done) - began
-    return Floor(units / seconds, 1000 * sum(one.cpu_seconds for one in done) / units)
+    seconds = max(result.ended for result in done) - began
+    return Floor(units / seconds, 1000 * sum(result.cpu_seconds for result in done) / units)
 
 
 def _done(line: str) -> Done:
@@ -113,10 +113,10 @@ def print_done(done: Done) -> None:
 
 
 def _line(loop: subprocess.Popen[str]) -> str:
-    said = "" if loop.stdout is None else loop.stdout.readline()
-    if not said:
+    line = "" if loop.stdout is None else loop.stdout.readline()
+    if not line:
         raise DependencyUnavailableError("a plain loop ended", observed=f"exit code {loop.wait()}")
-    return said
+    return line
 
 
 def _stdin(loop: subprocess.Popen[str]) -> None:
@@ -136,7 +136,7 @@ def work(home: Path, *, all_remote: bool) -> Done:
         ThreadPoolExecutor(threads_of(settings)) as readers,
     ):
 
-        def one(unit: Envelope) -> tuple[str, str]:
+        def ingest(unit: Envelope) -> tuple[str, str]:
             item = blocking_item(unit, registry, settings.object_root)
             write(f"{item['id']}.json", orjson.dumps(item, default=str))
             return unit.wal_id, item["id"]
@@ -147,7 +147,7 @@ def work(home: Path, *, all_remote: bool) -> Done:
                 for message in messages
                 for unit in parse_message(message, registry=registry, queue=client.name).envelopes
             ]
-            for wal_id, item_id in readers.map(one, units):
+            for wal_id, item_id in readers.map(ingest, units):
                 lineage.write(orjson.dumps({"run": wal_id, "output": item_id}) + b"\n")
             client.delete([message.receipt_handle or "" for message in messages])
             done, ended = done + len(units), time.monotonic()

@@ -105,11 +105,11 @@ def main(*, messages: int, dataset: str, database: str, queue_latency_ms: float,
     refuse_unwritable_home(home)
     place = Place(database=database, queue_latency_ms=queue_latency_ms)
     bodies = make_objects(home / "work" / f"intake-{time.time_ns()}", dataset, messages)
-    found = asdict(measure(home, bodies, place, dataset=dataset))
+    figures = asdict(measure(home, bodies, place, dataset=dataset))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(figures))
         return
-    show_rows([{"figure": name, "value": figure(value)} for name, value in found.items()], ("figure", "value"))
+    show_rows([{"figure": name, "value": figure(value)} for name, value in figures.items()], ("figure", "value"))
 
 
 if __name__ == "__main__":

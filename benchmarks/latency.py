@@ -145,8 +145,8 @@ def _measured(
             runs = run_figures(deployment.dagster_home, published_from)
         virtual = stores.figures() if stores else {}
         with pipeline.database.snapshot() as tx:
-            wanted = {"dataset": options.dataset, "status": Status.SUCCEEDED}
-            records = pipeline.ledger.find(**wanted, limit=len(bodies), tx=tx)
+            filters = {"dataset": options.dataset, "status": Status.SUCCEEDED}
+            records = pipeline.ledger.find(**filters, limit=len(bodies), tx=tx)
         pipeline.close()
     settled = {record.object_uri: record.updated_at for record in records}
     waits = [(settled[uri] - at).total_seconds() for uri, at in publisher.published(options.dataset) if uri in settled]
@@ -324,12 +324,12 @@ class _Publisher(threading.Thread):
 @click.option("--worker", is_flag=True, help="Run `kfm worker` instead of the sensor of messages.")
 @click.option("--virtual", is_flag=True, help="Also write virtual stores; the dataset must have some.")
 @place_options
-def main(*, home: Path, as_json: bool, **given: Any) -> None:
+def main(*, home: Path, as_json: bool, **values: Any) -> None:
     """Publish samples at a rate to a running deployment, and print the latencies of their Items.
 
     Example: python -m benchmarks.latency --rate 50 --seconds 60 --store-latency-ms 50
     """
-    options = LatencyOptions(place=Place.taken_from(given), **given)
+    options = LatencyOptions(place=Place.taken_from(values), **values)
     refuse_unwritable_home(home)
     console = Console(stderr=True)
     with drain_bar(console) as report:

@@ -135,17 +135,17 @@ class Filling:
     def _settle(self, tx: Transaction, units: list[dict[str, Any]], run_id: str, stamp: dict[str, str]) -> None:
         ends: dict[str, list[dict[str, Any]]] = {"failed": [], "quarantined": [], "succeeded": []}
         for place, unit in enumerate(units):
-            found = {"wal_id": unit["wal_id"], "attempt": 1}
+            claim = {"wal_id": unit["wal_id"], "attempt": 1}
             kind = place % 100
             if kind < 3 and not self.settled:
                 due = NOW + timedelta(hours=-1 if kind == 0 else 24)
                 trouble = {"error_code": "missing_object", "error_message": "the object is not there"}
                 unknown = dict.fromkeys(("metadata_status", "stac_status", "provenance_status"), "unknown")
-                row = found | trouble | unknown | {"integrity_status": "failed", "next_attempt_at": rfc3339(due)}
+                row = claim | trouble | unknown | {"integrity_status": "failed", "next_attempt_at": rfc3339(due)}
                 ends["failed" if kind < 2 else "quarantined"].append(row)
             else:
                 item = {"stac_item_id": unit["wal_id"], "stac_item_href": f"{unit['dataset']}/{unit['wal_id']}.json"}
-                ends["succeeded"].append(found | SUCCESS | item)
+                ends["succeeded"].append(claim | SUCCESS | item)
         out = [row["wal_id"] for row in ends["quarantined"]]
         for status, batch in (("succeeded", ends["succeeded"]), ("failed", ends["failed"] + ends["quarantined"])):
             tx.run("ledger.settle", stamp, status=status, batch=batch, run_id=run_id).close()
@@ -249,10 +249,10 @@ class Timing:
         def claim() -> None:
             run_id = f"claims-{next(numbers)}"
             with self.database.transaction() as tx:
-                found = ledger.claim(
+                claimed = ledger.claim(
                     dataset=where.dataset, partition=where.partition, run_id=run_id, limit=CLAIMS, tx=tx
                 )
-            _expect(len(found))
+            _expect(len(claimed))
 
         self._time("recovery scan, no lost claim", lambda: self._released(NOW), TARGET_MILLISECONDS)
         self._time(f"claim of {CLAIMS:,}", claim, TARGET_MILLISECONDS, repetitions=3)
@@ -310,7 +310,7 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
     database = Database.open(url)
     begun = time.perf_counter()
     with database.snapshot() as tx:
-        is_filled = any(sum(found.values()) for found in _questions(database).counts(tx=tx).values())
+        is_filled = any(sum(by_status.values()) for by_status in _questions(database).counts(tx=tx).values())
     if not is_filled:
         filled(database, records)
     seconds = time.perf_counter() - begun
@@ -403,15 +403,15 @@ def main() -> None:
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--folder", type=Path, help="keep the database here, and use the one that is here")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    if given.folder:
-        given.folder.mkdir(parents=True, exist_ok=True)
-    with fresh(given.database, folder=given.folder) as url:
-        seconds, figures = run(records=given.records, url=url)
-    if given.json:
+    options = parser.parse_args()
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    with fresh(options.database, folder=options.folder) as url:
+        seconds, figures = run(records=options.records, url=url)
+    if options.json:
         print(json.dumps({"seconds": seconds, "figures": [vars(figure) for figure in figures]}))  # noqa: T201
         return
-    print(f"{given.records:,} records on {given.database}, made in {seconds:.0f} s")  # noqa: T201
+    print(f"{options.records:,} records on {options.database}, made in {seconds:.0f} s")  # noqa: T201
     for figure in figures:
         print(figure)  # noqa: T201
 

@@ -85,9 +85,9 @@ def _write_stretched(path: Path, dataset: str, key: str, content: bytes) -> None
 
 
 def _sample_index(key: str) -> str:
-    found = _HRRR_KEY.match(key)
-    if found is None:
+    match = _HRRR_KEY.match(key)
+    if match is None:
         raise ValueError(key)
-    day, region, hour, product, lead = found.groups()
+    day, region, hour, product, lead = match.groups()
     run = datetime.strptime(day + hour, "%Y%m%d%H").replace(tzinfo=UTC)
     return make_hrrr(run=run, lead=int(lead), product=product, region=region)[2]

@@ -47,9 +47,9 @@ def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
         port = free_port()
         options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", *settings]
         _run("initdb", "-D", f"{folder}/data", "-U", USER, "-A", "trust", "--encoding=UTF8", "--no-locale", "-N")
-        given = " ".join(f"-c {option}" for option in options)
+        server_options = " ".join(f"-c {option}" for option in options)
         log = f"{folder}/server.log"
-        _run("pg_ctl", "-D", f"{folder}/data", "-l", log, "-w", "-t", str(START_SECONDS), "-o", given, "start")
+        _run("pg_ctl", "-D", f"{folder}/data", "-l", log, "-w", "-t", str(START_SECONDS), "-o", server_options, "start")
         try:
             yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/postgres"
         finally:

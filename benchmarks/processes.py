@@ -51,7 +51,7 @@ def _forked_by_children(pid: int) -> float:
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):
             total += sum(child.cpu_times()[2:4])  # of its ended children
-            running = [one.pid for one in child.children()]
+            running = [run.pid for run in child.children()]
             total += cpu_seconds_of(running)
     return total
 

@@ -94,11 +94,11 @@ def main(*, seconds: float, database: str, as_json: bool) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="kfm-quiet-") as folder:
         Path(folder).chmod(0o755)  # a database's server may run as a user of its own
-        found = measure(Path(folder), database=database, seconds=seconds)
+        cost = measure(Path(folder), database=database, seconds=seconds)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(cost)))
         return
-    figures = {"percent_of_a_core": found.percent_of_a_core, **found.by_process}
+    figures = {"percent_of_a_core": cost.percent_of_a_core, **cost.by_process}
     show_rows([{"figure": name, "value": figure(value)} for name, value in figures.items()], ("figure", "value"))
 
 

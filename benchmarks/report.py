@@ -169,12 +169,12 @@ def main(*, units: Sequence[int], seconds: int, match: str, only_missing: bool, 
     """
     refuse_unwritable_home(home)
     figures, every = Figures(home / "performance.json"), cases(units, seconds)
-    wanted = [
+    selected = [
         case
         for case in every
         if _pattern(match).search(case.command) and not (only_missing and case.command in figures.by_command)
     ]
-    for case in wanted:
+    for case in selected:
         click.echo(case.command, err=True)
         figures.keep(case.command, measured(case, home.absolute()), _revision())
     rows = {

@@ -105,10 +105,10 @@ def chosen(names: Sequence[str], *, scale: str) -> list[Part]:
     return [part for part in every if not names or part.name in names]
 
 
-def soak(wanted: Sequence[Part]) -> int:
+def soak(parts: Sequence[Part]) -> int:
     """Run the parts and print the figures of each as it ends; 1 when one of them failed."""
     failed = False
-    for part in wanted:
+    for part in parts:
         begun = time.monotonic()
         print(f"soak: {part.name} ...", file=sys.stderr, flush=True)  # noqa: T201
         command = [sys.executable, *part.command]
@@ -116,11 +116,11 @@ def soak(wanted: Sequence[Part]) -> int:
         done = subprocess.run(  # noqa: S603, our own
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
         )
-        said = done.stdout.splitlines()
+        output = done.stdout.splitlines()
         verdict = "held" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
         print(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")  # noqa: T201
         # Print the whole output of a failure.
-        for line in said if done.returncode else said[-part.lines :]:
+        for line in output if done.returncode else output[-part.lines :]:
             print(f"    {line}")  # noqa: T201
         sys.stdout.flush()
         failed = failed or done.returncode != 0
@@ -132,13 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="a part's name; all without one")
     parser.add_argument("--scale", default="1", help="a fraction of every part's size, for example 0.1")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        wanted = chosen(given.parts, scale=given.scale)
+        parts = chosen(options.parts, scale=options.scale)
     except ValueError as error:
         print(f"soak: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    return soak(wanted)
+    return soak(parts)
 
 
 if __name__ == "__main__":

@@ -275,11 +275,11 @@ def main(*, items: int, as_json: bool) -> None:
 
     Example: python -m benchmarks.stac_api --items 10000
     """
-    found = asdict(measure(items))
+    figures = asdict(measure(items))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(figures))
         return
-    show_rows([{"figure": name, "value": figure(value)} for name, value in found.items()], ("figure", "value"))
+    show_rows([{"figure": name, "value": figure(value)} for name, value in figures.items()], ("figure", "value"))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ START_SECONDS = 60.0
 
 def service(name: str) -> dict[str, Any]:
     """Return a service of the compose file."""
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"][name]
-    return found
+    definition: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"][name]
+    return definition
 
 
 @contextmanager

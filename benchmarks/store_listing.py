@@ -24,17 +24,17 @@ def listing(root: Path, bucket: str, query: Mapping[str, str], etag_of: Callable
     after = query.get("continuation-token") or query.get("start-after", "")
     most = min(int(query.get("max-keys", MOST_KEYS)), MOST_KEYS)
     names = _entries(base, prefix, deep=delimiter != "/")
-    wanted = sorted(name for name in names if name.startswith(prefix) and name > after)
-    page = wanted[:most]
+    names_after = sorted(name for name in names if name.startswith(prefix) and name > after)
+    page = names_after[:most]
 
     def text(name: str) -> str:
         return quote(name, safe="/") if query.get("encoding-type") == "url" else escape(name)
 
     parts = [
         f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="{NAMESPACE}"><Name>{escape(bucket)}</Name>',
-        f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(len(wanted) > most).lower()}</IsTruncated>",
+        f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(len(names_after) > most).lower()}</IsTruncated>",
     ]
-    if len(wanted) > most:
+    if len(names_after) > most:
         parts.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")
     for name in page:
         if name.endswith("/"):

@@ -93,14 +93,14 @@ class Store:
         self.counts[kind] += 1
         self.counts["bytes_received"] += len(body)
         if ".." in name.split("/") or not name:
-            given = BAD_REQUEST
+            answer = BAD_REQUEST
         elif kind == "LIST":
             page = listing(Path(self._root), name, dict(parse_qsl(query)), etag_of)
-            given = Answer("200 OK", (("Content-Type", "application/xml"),), page)
+            answer = Answer("200 OK", (("Content-Type", "application/xml"),), page)
         else:
-            given = self._of_object(method, f"{self._root}/{name}", headers, body)
-        self.counts["bytes"] += len(given.body)
-        return given
+            answer = self._of_object(method, f"{self._root}/{name}", headers, body)
+        self.counts["bytes"] += len(answer.body)
+        return answer
 
     def _of_object(self, method: str, file: str, headers: dict[str, str], body: bytes) -> Answer:
         match method:
@@ -126,12 +126,17 @@ class Store:
         try:
             status = os.fstat(descriptor)
             etag = f'"{_etag(file, status.st_size, status.st_mtime_ns)}"'
-            told = (_TYPE, ("ETag", etag), ("Last-Modified", _date(int(status.st_mtime))), ("Accept-Ranges", "bytes"))
+            headers_sent = (
+                _TYPE,
+                ("ETag", etag),
+                ("Last-Modified", _date(int(status.st_mtime))),
+                ("Accept-Ranges", "bytes"),
+            )
             if headers.get("if-match", etag) not in {etag, "*"}:
                 return CHANGED
             if not whole:
-                return Answer("200 OK", told, length=status.st_size)
-            return _content(descriptor, status.st_size, told, headers.get("range"))
+                return Answer("200 OK", headers_sent, length=status.st_size)
+            return _content(descriptor, status.st_size, headers_sent, headers.get("range"))
         except IsADirectoryError:
             return NO_KEY
         finally:
@@ -211,20 +216,20 @@ class Connection(asyncio.Protocol):
         self._transport.write("\r\n".join(head).encode("latin-1") + (b"" if method == "HEAD" else answer.body))
 
 
-def _content(descriptor: int, size: int, told: tuple[tuple[str, str], ...], asked: str | None) -> Answer:
+def _content(descriptor: int, size: int, headers: tuple[tuple[str, str], ...], byte_range: str | None) -> Answer:
     """Return an object's bytes, or the bytes of a range."""
-    if asked is None:
-        return Answer("200 OK", told, os.pread(descriptor, size, 0))
-    first, stop = _range(asked, size)
+    if byte_range is None:
+        return Answer("200 OK", headers, os.pread(descriptor, size, 0))
+    first, stop = _range(byte_range, size)
     if first >= size:
         return Answer("416 Range Not Satisfiable", (("Content-Range", f"bytes */{size}"),))
     span = ("Content-Range", f"bytes {first}-{stop - 1}/{size}")
-    return Answer("206 Partial Content", (*told, span), os.pread(descriptor, stop - first, first))
+    return Answer("206 Partial Content", (*headers, span), os.pread(descriptor, stop - first, first))
 
 
-def _range(asked: str, size: int) -> tuple[int, int]:
+def _range(byte_range: str, size: int) -> tuple[int, int]:
     """Return the bytes [first, stop) of a single range (RFC 9110, 14.1.2)."""
-    first, _, last = asked.removeprefix("bytes=").partition("-")
+    first, _, last = byte_range.removeprefix("bytes=").partition("-")
     if not first:
         return max(size - int(last), 0), size
     return int(first), min(int(last) + 1, size) if last else size

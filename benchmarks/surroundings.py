@@ -41,9 +41,9 @@ class Place:
             raise click.UsageError("--all-remote needs a store: set --store-latency-ms, too")
 
     @classmethod
-    def taken_from(cls, given: dict[str, Any]) -> Place:
+    def taken_from(cls, values: dict[str, Any]) -> Place:
         """Take the values of `place_options` from a command's values, and build the place."""
-        return cls(**{name: given.pop(name) for name in asdict(cls())})
+        return cls(**{name: values.pop(name) for name in asdict(cls())})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,12 +146,12 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 )
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options
-def main(*, home: Path, as_json: bool, **given: Any) -> None:
+def main(*, home: Path, as_json: bool, **values: Any) -> None:
     """Empty a queue by increasing numbers of workers, and print the speed-up over the first.
 
     Example: python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql
     """
-    options = WorkersOptions(place=Place.taken_from(given), **given)
+    options = WorkersOptions(place=Place.taken_from(values), **values)
     refuse_unwritable_home(home)
     rows = list(measure(home, options, say=Console(stderr=True).print))
     if as_json:

@@ -49,20 +49,20 @@ def pathologies() -> tuple[Pathology, ...]:
 
 
 def _duplicate() -> Pathology:
-    one, other = _volume("KTWX"), _volume("KICT")
+    first, second = _volume("KTWX"), _volume("KICT")
     return Pathology(
         name="duplicate",
         story="A volume is announced by two messages, twice by a third, and once more after its unit has ended.",
         steps=(
-            *_stored(one, other),
-            Announce(versions=(one,)),
-            Announce(versions=(one,)),
-            Announce(versions=(one, other, one)),
+            *_stored(first, second),
+            Announce(versions=(first,)),
+            Announce(versions=(first,)),
+            Announce(versions=(first, second, first)),
             Drain(),
-            Announce(versions=(one,)),
+            Announce(versions=(first,)),
         ),
-        fates=_all_well(one, other),
-        shown=(one, other),
+        fates=_all_well(first, second),
+        shown=(first, second),
     )
 
 
@@ -300,9 +300,9 @@ def _chunks(site: str, *, minutes: int) -> tuple[Version, ...]:
 
 def _volume(site: str, *, minutes: int = 0, edition: int = 1, content: bytes | None = None) -> Version:
     start = SCAN + timedelta(minutes=minutes)
-    key, made = nexrad_level2.make_nexrad_level2(site=site, start=start, volume_number=edition)
+    key, sample = nexrad_level2.make_nexrad_level2(site=site, start=start, volume_number=edition)
     at = start + timedelta(minutes=5 * edition)
-    return Version(bucket=nexrad_level2.BUCKET, key=key, content=made if content is None else content, at=at)
+    return Version(bucket=nexrad_level2.BUCKET, key=key, content=sample if content is None else content, at=at)
 
 
 def _scan(*, created: datetime) -> Version:

@@ -72,9 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of the files of make dist.")
     parser.add_argument("--builder", required=True, help="URI of the builder, which SLSA trusts.")
-    given = parser.parse_args()
-    made = statement(given.folder, builder=given.builder, commit=clean_commit())
-    sys.stdout.write(json.dumps(made, indent=2, sort_keys=True) + "\n")
+    options = parser.parse_args()
+    document = statement(options.folder, builder=options.builder, commit=clean_commit())
+    sys.stdout.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def land(weather: Path, sites: Sites, window: Window, landing: Artifacts) -> tup
     if not rows.num_rows:
         raise NothingDeliveredError(observed=window.name, next_step="deliver observations of that hour")
     masked = sites.masked
-    found = []
+    landed = []
     for place in pc.unique(rows["place"]).to_pylist():
         content = to_parquet(rows.filter(pc.equal(rows["place"], place)))
         if place in masked:
@@ -60,8 +60,8 @@ def land(weather: Path, sites: Sites, window: Window, landing: Artifacts) -> tup
             entry = ManifestEntry(
                 uri=f"urn:kfm:{DATASET}:{place}", size=len(content), checksum=hashlib.sha256(content).hexdigest()
             )
-        found.append(Landed(entry=entry, reference=landing.put(content, suffix="parquet")))
-    return tuple(found)
+        landed.append(Landed(entry=entry, reference=landing.put(content, suffix="parquet")))
+    return tuple(landed)
 
 
 def _slice(weather: Path, sites: Sites, window: Window) -> pa.Table:

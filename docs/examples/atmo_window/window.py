@@ -26,10 +26,10 @@ class Window:
     def named(cls, name: str) -> Window:
         """Read `2026-03-01T12`, or a longer ISO 8601 text of the same hour. Raises ConfigurationError."""
         try:
-            found = datetime.fromisoformat(name)
+            start = datetime.fromisoformat(name)
         except ValueError:
             raise ConfigurationError("no such hour", observed=name, expected="2026-03-01T12") from None
-        return cls(start=found if found.tzinfo else found.replace(tzinfo=UTC))
+        return cls(start=start if start.tzinfo else start.replace(tzinfo=UTC))
 
     @property
     def name(self) -> str:

@@ -2,9 +2,9 @@
 
     python docs/examples/run_state/lengths.py RUN OUT FILE...   # executed; the second time: skipped
 
-Without Dagster and the rest of the product: a function, its inputs_hash, one record. `KFM_RUN_STATE` names the store of
-records, as for the product; with `lakefs://repository/branch` each branch has its own records, and a revert undoes data
-and records together (docs/run-state.md).
+It uses neither Dagster nor other parts of the product: only a function, its inputs_hash, and one record. As for the
+product, `KFM_RUN_STATE` names the store of records. With `lakefs://repository/branch` each branch has its own records,
+and a revert undoes data and records together (docs/run-state.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMETERS = {"unit": "bytes"}
 
 
 def main(run_id: str, out: Path, files: list[Path]) -> None:
-    """Write the length of each file to `out`, unless this run has done this for the same files."""
+    """Write the length of each file to `out`, unless this run has already done so for the same files."""
     settings = Settings.load()
     database = Database.open(settings.database_url)
     states = open_run_states(database, configured=settings.run_state, branch=settings.lakefs_branch, clock=_now)
@@ -39,7 +39,7 @@ def main(run_id: str, out: Path, files: list[Path]) -> None:
     consumed = inputs_hash(inputs, PARAMETERS)
     known = states.get(NODE, run_id)
     if known is not None and known.outcome is Outcome.SUCCESS and known.inputs_hash == consumed:
-        click.echo(f"skipped: {known.artifact_uri} is of the same inputs")
+        click.echo(f"skipped: {known.artifact_uri} has the same inputs")
         return
 
     lengths = json.dumps({uri: len(content) for uri, content in sorted(contents.items())}).encode()

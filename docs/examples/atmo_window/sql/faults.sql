@@ -1,4 +1,4 @@
--- What cannot be decided by rule: a station that nobody declared, and two reports that claim to be the same one.
+-- Rows that no rule can decide: of an undeclared station, or two different reports of one station, time and revision.
 WITH within AS (
     SELECT DISTINCT d.*
     FROM delivered AS d

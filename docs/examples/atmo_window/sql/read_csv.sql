@@ -1,4 +1,4 @@
--- Observations of one CSV file. The types are named: guessing them would depend on the rows that happen to be there.
+-- Observations of one CSV file. The types are named, because guessed types would depend on the file's rows.
 INSERT INTO delivered
 SELECT station, CAST(observed_at AS timestamptz), revision, temperature_c, pressure_hpa, wind_ms
 FROM read_csv(

@@ -1,5 +1,5 @@
--- The observations of one window, each in its newest revision, under the name and place that may be shown.
--- Nothing tells here which station of a group an observation is from.
+-- The observations of one window, each in its newest revision, under the name and place that may be shown. The result
+-- does not contain the station of a group that made an observation.
 WITH newest AS (
     SELECT DISTINCT d.*
     FROM delivered AS d

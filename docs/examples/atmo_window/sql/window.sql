@@ -1,5 +1,5 @@
--- One row per place: count, mean, minimum and maximum of what is physically possible, and how much was not.
--- Sums of decimals are exact, so that no order of addition changes a mean, and the order of rows is said.
+-- One row per place: count, mean, minimum and maximum of the physically possible values, and the number of other values.
+-- Sums of decimals are exact, so that the order of addition changes no mean; ORDER BY fixes the order of rows.
 WITH judged AS (
     SELECT
         o.place,
