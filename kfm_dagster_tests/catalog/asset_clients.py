@@ -18,6 +18,9 @@ import numpy as np
 import pyproj
 import pystac
 import pytest
+import rasterio
+from numpy import ma
+from rasterio.crs import CRS
 
 import kfm_dagster as kfm
 from kfm_dagster.errors import ConfigurationError
@@ -92,9 +95,6 @@ def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
 
 def opened_alone(item: pystac.Item, name: str | None) -> None:
     """Check that `kfm.open` reads a field as stored, with the Item's grid, time and unit."""
-    import rasterio
-    from rasterio.crs import CRS
-
     field = kfm.open(item, field=name)
     with rasterio.Env(GRIB_NORMALIZE_UNITS="NO"):
         stored = run("rasterio.open(address(asset))", item)["bands"].read(1, masked=True).filled(float("nan"))
@@ -129,9 +129,6 @@ def gaussian_rows(item: pystac.Item, field: Any) -> None:
 
 
 def goes_abi(item: pystac.Item) -> None:
-    import rasterio
-    from numpy import ma
-
     properties = item.properties
     dataset = opened(item)
     assert str(dataset.attrs["platform_ID"]) == f"G{properties['platform'].removeprefix('goes-')}"

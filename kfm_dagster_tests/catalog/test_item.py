@@ -154,8 +154,7 @@ def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any
 
 @pytest.fixture
 def item(contracts: ContractRegistry) -> dict[str, Any]:
-    (candidate,) = candidates(contracts, [goes()])
-    return copy.deepcopy(dict(candidate.item))
+    return copy.deepcopy(item_of(contracts, goes()))
 
 
 WRONG: list[tuple[tuple[str, ...], Any, str]] = [

@@ -328,17 +328,3 @@ def test_a_retired_collection_links_its_successor_while_that_has_items(
     own_tx(catalog).undo("nexrad-l2", "new")
     assert links() == {"goes-abi/collection.json": []}
     assert trees.files(root) == before
-
-
-def test_stored_bytes_are_not_replaced(database: Database, write: Write) -> None:
-    write("base", goes(0))
-    write("run", goes(0, platform="goes-18"))
-    rows = "SELECT sha256, content_bytes FROM catalog_kept_files"
-    forged = "SELECT sha256, content, 1 FROM catalog_kept_files"
-    with database.transaction() as tx:
-        stored = tx.connection.exec_driver_sql(rows).all()
-        replace = "INSERT OR REPLACE" if database.dialect == "sqlite" else "INSERT"
-        harmless = "" if database.dialect == "sqlite" else " ON CONFLICT DO NOTHING"
-        tx.connection.exec_driver_sql(f"{replace} INTO catalog_kept_files {forged}{harmless}")
-        assert tx.connection.exec_driver_sql(rows).all() == stored
-        assert len(stored) == 1

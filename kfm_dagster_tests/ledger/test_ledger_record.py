@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
@@ -21,23 +22,18 @@ from kfm_dagster_tests.schemas import wal_record_schema
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "docs" / "spec" / "nodd-wal-record.schema.json"
 SQL_TYPES = {
-    "string": {"sqlite": {"TEXT"}, "postgresql": {"text"}},
-    "date-time": {"sqlite": {"TEXT"}, "postgresql": {"timestamp with time zone"}},
-    "integer": {"sqlite": {"INTEGER"}, "postgresql": {"integer", "bigint"}},
-    "object": {"sqlite": {"TEXT"}, "postgresql": {"jsonb"}},
+    "string": {"sqlite": {"TEXT"}, "postgresql": {"TEXT", 'TEXT COLLATE "C"'}},
+    "date-time": {"sqlite": {"TEXT"}, "postgresql": {"TIMESTAMP WITH TIME ZONE"}},
+    "integer": {"sqlite": {"INTEGER"}, "postgresql": {"INTEGER", "BIGINT"}},
+    "object": {"sqlite": {"TEXT"}, "postgresql": {"JSONB"}},
 }
 
 
 def columns(bench: Bench) -> dict[str, tuple[str, bool]]:
     """Return type and nullability of each column of the live table, in order."""
-    if bench.database.dialect == "sqlite":
-        rows = bench.ask("SELECT name, type, \"notnull\" AS required FROM pragma_table_info('nodd_wal_records')")
-        return {row["name"]: (row["type"].upper(), not row["required"]) for row in rows}
-    rows = bench.ask(
-        "SELECT column_name AS name, data_type AS type, is_nullable FROM information_schema.columns"
-        " WHERE table_name = 'nodd_wal_records' ORDER BY ordinal_position"
-    )
-    return {row["name"]: (row["type"], row["is_nullable"] == "YES") for row in rows}
+    engine = bench.database.engine
+    described = sa.inspect(engine).get_columns("nodd_wal_records")
+    return {column["name"]: (column["type"].compile(engine.dialect), column["nullable"]) for column in described}
 
 
 def schema_types() -> dict[str, tuple[str, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -351,8 +352,6 @@ def test_a_backend_s_error_has_no_credentials_of_its_address(
 def test_without_configuration_nothing_leaves_the_machine(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
     # The client writes aliases of OPENLINEAGE_URL into the environment; setting them first restores them later.

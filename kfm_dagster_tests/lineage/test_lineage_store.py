@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope, ProvenanceStatus, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Severity
@@ -274,25 +273,6 @@ def test_a_path_that_missed_a_repair_gets_it_later_in_the_same_revision(
     assert sorted(links) == [*product(("", "replay-1"), LineagePath)]
     first = LineageUnit.of(registered()).item_id
     assert [node["wasRevisionOf"] for node in nodes(root) if node["id"] == second.item_id] == [first]
-
-
-def test_recorded_lineage_is_skipped_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
-    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
-    lineage = Lineage(database, str(root))
-    lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
-    rows = "SELECT * FROM lineage_emissions ORDER BY wal_id, path"
-    forged = "SELECT wal_id, path, revision, 'forged' || wal_id || path, batch_id, NULL FROM lineage_emissions"
-    stolen = "SELECT 'another', path, revision, lineage_id, batch_id, NULL FROM lineage_emissions"
-    with database.transaction() as tx:
-        before = tx.connection.exec_driver_sql(rows).all()
-        tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {forged}")
-        with (
-            pytest.raises(sa.exc.DBAPIError, match="lineage_emissions_id_names_one_unit"),
-            tx.connection.begin_nested(),
-        ):
-            tx.connection.exec_driver_sql(f"INSERT OR REPLACE INTO lineage_emissions {stolen}")
-        assert tx.connection.exec_driver_sql(rows).all() == before
-    database.dispose()
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rdflib
+from rdflib.namespace import RDF, XSD
 
 from kfm_dagster.contracts.envelope import ProvenanceStatus, RawReference
 from kfm_dagster.contracts.identity import rfc3339
@@ -45,15 +47,11 @@ def document(batch: list[LineageUnit], contract: DatasetContract) -> bytes:
 
 
 def graph(document: bytes) -> Any:
-    import rdflib
-
     return rdflib.Graph().parse(data=document.decode(), format="json-ld")
 
 
 def relations(document: bytes) -> set[tuple[str, str, str]]:
     """Return the triples (subject, PROV relation, object) between nodes with ids."""
-    import rdflib
-
     return {
         (str(subject), str(predicate).removeprefix(PROV), str(target))
         for subject, predicate, target in graph(document)
@@ -85,8 +83,6 @@ def test_rdf_links_notification_message_object_item_report_activity_and_agents(c
 
 @pytest.mark.clause("RPL-05")
 def test_rdf_of_a_repair_names_the_revised_item_and_the_reason(contract: DatasetContract) -> None:
-    import rdflib
-
     before = LineageUnit.of(registered())
     unit = LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=before.item_id)
     repair_document = document([unit], contract)
@@ -114,9 +110,6 @@ def test_rdf_of_a_superseded_unit_generates_no_item(contract: DatasetContract) -
 
 
 def test_rdf_has_the_unit_s_types_times_and_facts(contract: DatasetContract) -> None:
-    import rdflib
-    from rdflib.namespace import RDF, XSD
-
     unit = LineageUnit.of(registered())
     rdf = graph(document([unit], contract))
     activity, item, report = (rdflib.URIRef(name) for name in (unit.activity_id, unit.item_id, unit.qc_report_id))
@@ -284,9 +277,6 @@ def test_events_of_an_invalidation_are_valid_by_the_official_schemas(
 def test_prov_has_activity_and_time_of_each_invalidation(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
-    import rdflib
-    from rdflib import PROV
-
     batch = [*units(0, 1), LineageUnit.of(superseded(1, by=0))]
     lineage.emit(batch, run=run("run"), contract=contract, fence=open_fence)
     own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
@@ -296,14 +286,18 @@ def test_prov_has_activity_and_time_of_each_invalidation(
         graph.parse(path, format="json-ld")
         relations = prov_json(path.read_bytes()).get("wasInvalidatedBy", {})
         invalidated |= {rdflib.URIRef(relation["prov:entity"]) for relation in relations.values()}
-    generated = set(graph.subjects(PROV.wasGeneratedBy))
+    generated = set(graph.subjects(rdflib.PROV.wasGeneratedBy))
     assert invalidated == generated
-    assert generated == set(graph.subjects(PROV.wasInvalidatedBy)) == set(graph.subjects(PROV.invalidatedAtTime))
+    assert (
+        generated
+        == set(graph.subjects(rdflib.PROV.wasInvalidatedBy))
+        == set(graph.subjects(rdflib.PROV.invalidatedAtTime))
+    )
     # The superseded unit's Item was never in the catalog, so it is not invalidated.
     assert len(generated) == 3
-    [activity] = set(graph.objects(predicate=PROV.wasInvalidatedBy))
-    assert (activity, rdflib.RDF.type, PROV.Activity) in graph
-    assert {time.toPython() for time in graph.objects(predicate=PROV.invalidatedAtTime)} == {NOON}
+    [activity] = set(graph.objects(predicate=rdflib.PROV.wasInvalidatedBy))
+    assert (activity, rdflib.RDF.type, rdflib.PROV.Activity) in graph
+    assert {time.toPython() for time in graph.objects(predicate=rdflib.PROV.invalidatedAtTime)} == {NOON}
 
 
 @pytest.mark.clause("PCS-03")

@@ -207,11 +207,12 @@ def test_both_databases_have_the_same_tables_and_columns(both: dict[str, Databas
         inspector = sa.inspect(database.engine)
         # SQLite reports the row id key as nullable, which it is not.
         return {
-            relation: [(column["name"], column["nullable"] and not column["primary_key"]) for column in columns]
-            for relation, columns in (
-                (name, _with_keys(inspector, name))
-                for name in (*inspector.get_table_names(), *inspector.get_view_names())
-            )
+            name: [
+                (column["name"], column["nullable"] and column["name"] not in keys)
+                for keys in [inspector.get_pk_constraint(name)["constrained_columns"]]
+                for column in inspector.get_columns(name)
+            ]
+            for name in (*inspector.get_table_names(), *inspector.get_view_names())
         }
 
     assert described(both["sqlite"]) == described(both["postgresql"])
@@ -313,13 +314,6 @@ def test_a_database_from_before_the_first_release_is_refused_unchanged(
         assert sa.inspect(connection).get_table_names() == before
         assert len(module.Transaction(connection).run("schema.applied").all()) == 3
     engine.dispose()
-
-
-def _with_keys(inspector: sa.Inspector, relation: str) -> list[dict[str, Any]]:
-    keys = (
-        inspector.get_pk_constraint(relation)["constrained_columns"] if relation in inspector.get_table_names() else []
-    )
-    return [{**column, "primary_key": column["name"] in keys} for column in inspector.get_columns(relation)]
 
 
 GROWING = {
