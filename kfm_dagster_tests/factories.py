@@ -90,7 +90,7 @@ def received_long_ago(database: Database, digest: str) -> None:
     own_tx(Deliveries(database, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC))).record([message])
 
 
-def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -> Envelope:
+def finished(unit: Envelope) -> Envelope:
     """Return the unit after a successful chain."""
     return unit.evolve(
         integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=unit.object_size, actual_etag=unit.object_version),
@@ -101,7 +101,7 @@ def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -
             stac_properties={"datetime": "2025-12-03T00:06:24Z", "platform": "wsr-88d"},
         ),
         stac=StacResult(
-            write_status=write_status,
+            write_status=StacStatus.CREATED,
             item_id=unit.key.rsplit("/", 1)[-1],
             collection_id=unit.dataset,
             item_href=f"{unit.dataset}/x.json",

@@ -253,8 +253,8 @@ def sidecar(index: int, *, dataset: str = "hrrr") -> IgnoredRecord:
     return IgnoredRecord(record_index=index, reason="sidecar", dataset=dataset, bucket="b", key=f"k{index}")
 
 
-def receive_ignored(bench: Bench, *records: IgnoredRecord, number: int = 1) -> None:
-    bench.deliveries.record([dataclasses.replace(message(number, state=DeliveryState.IGNORED), ignored=records)])
+def receive_ignored(bench: Bench, *records: IgnoredRecord) -> None:
+    bench.deliveries.record([dataclasses.replace(message(1, state=DeliveryState.IGNORED), ignored=records)])
 
 
 def rows(bench: Bench, view: View, *, limit: int = 10_000) -> Sequence[Any]:

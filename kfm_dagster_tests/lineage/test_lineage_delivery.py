@@ -61,8 +61,8 @@ def emit(lineage: Lineage, contract: DatasetContract, first: int, stop: int) -> 
     assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
 
 
-def both(first: int, stop: int, *, times: int = 1) -> Counter[tuple[str, str]]:
-    return Counter({(kind, unit.wal_id): times for unit in units(first, stop) for kind in ("START", "COMPLETE")})
+def both(first: int, stop: int) -> Counter[tuple[str, str]]:
+    return Counter((kind, unit.wal_id) for unit in units(first, stop) for kind in ("START", "COMPLETE"))
 
 
 def wal_id(event: Event) -> str:

@@ -17,7 +17,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.recovery.replay.engine import Advance, ReplayEngine
-from kfm_dagster.recovery.replay.limits import LIMITS, Limits
+from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.factories import START, bring, envelope, finished
@@ -108,10 +108,10 @@ class Stand:
     def statuses(self) -> Counter[str]:
         return Counter(record.status.value for record in self.records().values())
 
-    def limited(self, env: Environment = Environment.DEV, **changes: Any) -> ReplayEngine:
+    def limited(self, **changes: Any) -> ReplayEngine:
         """Return an engine with other limits."""
-        limits: dict[Environment, Limits] = {**LIMITS, env: replace(LIMITS[env], **changes)}
-        return ReplayEngine(pipeline=self.pipeline, limits=limits)
+        stricter = replace(LIMITS[Environment.DEV], **changes)
+        return ReplayEngine(pipeline=self.pipeline, limits={**LIMITS, Environment.DEV: stricter})
 
 
 def open_stand(home: Path, url: str, **settings: Any) -> Stand:

@@ -21,7 +21,6 @@ from kfm_dagster.recovery.replay.limits import (
     GuardError,
     Hold,
     HoldReason,
-    Limits,
     Traffic,
     queue_age,
     reason_to_hold,
@@ -366,7 +365,5 @@ def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -
 def test_a_limit_that_a_release_lowers_holds_a_running_replay(stand: Stand) -> None:
     stand.bring("failed", 2)
     run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
-    stricter: Limits = stand.limited(max_batch_size=1).limits[Environment.DEV]
-    engine = ReplayEngine(pipeline=stand.pipeline, limits={Environment.DEV: stricter})
-    held = engine.advance(run.replay_run_id).hold
+    held = stand.limited(max_batch_size=1).advance(run.replay_run_id).hold
     assert (held.reason, "max_batch_size" in held.observed) == (HoldReason.GUARD, True)
