@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
-from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level
+from kfm_dagster.alerts.plan import AlertPlan, AlertRule
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.gates.verdict import Gate
@@ -151,17 +150,3 @@ def test_only_events_within_a_rule_s_window_count(evaluator: AlertEvaluator, rec
     evaluator.evaluate()
     [alert] = evaluator.store.listed()
     assert (alert.observed, alert.last_event_at) == (10, record.at)
-
-
-def test_thresholds_windows_and_levels_are_read_from_the_file(
-    plan: AlertPlan, record: Record, evaluator: AlertEvaluator
-) -> None:
-    gates(record, "G6", 2)
-    rules = plan.rules.model_copy(
-        update={"gate_breach": plan.rules.gate_breach.model_copy(update={"threshold": 2, "level": Level.CRITICAL})}
-    )
-    evaluator.evaluate()
-    assert evaluator.store.listed() == []
-    replace(evaluator, plan=plan.model_copy(update={"rules": rules})).evaluate()
-    [alert] = evaluator.store.listed()
-    assert alert.level is Level.CRITICAL

@@ -430,9 +430,10 @@ def test_a_statement_of_one_database_has_a_reason() -> None:
     ]  # fmt: skip
 
 
-def test_a_statement_with_two_forms_has_the_reason_of_each() -> None:
-    for file in _files("queries"):
+def test_a_statement_of_one_database_or_with_two_forms_has_its_reasons() -> None:
+    for file in (*_files("schema"), *_files("queries")):
         text = file.read_text(encoding="utf-8")
+        assert re.findall(r"^-- (?:sqlite|postgresql):?(?: .{0,20})?$", text, re.MULTILINE | re.IGNORECASE) == []
         forms = defaultdict(list)
         for name, first in re.findall(r"^-- name: (\w+)\n(.*)$", text, re.MULTILINE):
             forms[name].append(re.match(r"-- (sqlite|postgresql): (?=.{20})", first))
@@ -440,12 +441,6 @@ def test_a_statement_with_two_forms_has_the_reason_of_each() -> None:
             of_one = [match[1] for match in variants if match]
             assert of_one in ([], ["sqlite", "postgresql"]), f"{file.name}: {name}"
             assert len(variants) == max(1, len(of_one)), f"{file.name}: {name}"
-
-
-def test_statements_of_one_database_have_a_reason() -> None:
-    for file in (*_files("schema"), *_files("queries")):
-        text = file.read_text(encoding="utf-8")
-        assert re.findall(r"^-- (?:sqlite|postgresql):?(?: .{0,20})?$", text, re.MULTILINE | re.IGNORECASE) == []
 
 
 def test_every_macro_is_documented_and_used() -> None:
