@@ -27,6 +27,7 @@ from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import bring, envelope, finished
 from kfm_dagster_tests.governance.conftest import release
+from kfm_dagster_tests.ledger.test_ledger_governed import DECIDE, decision
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
@@ -211,16 +212,6 @@ def test_a_client_set_to_dev_cannot_override_alone_on_a_prod_database(
     assert every_row(prod.database) == before
 
 
-ENTRY = """
-INSERT INTO governance_log (
-    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
-    proposal_id, approved_by
-)
-VALUES (
-    :at, :actor, :action, 'nexrad-l2', :wal_id, :version, :from_status, :to_status, 'by hand', 'CHG-1', '{}',
-    :proposal_id, :approved_by
-)
-"""
 BACK = """
 UPDATE nodd_wal_records SET
     status = 'pending', version = version + 1, updated_at = :at, changed_by = 'jane', change_reason = 'incident',
@@ -231,20 +222,17 @@ WHERE wal_id = :wal_id
 
 def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:
     def entry(**changes: Any) -> dict[str, Any]:
-        right = {
-            "at": rfc3339(prod.clock()), "actor": "jane", "action": "release", "wal_id": OUT.wal_id, "version": 3,
-            "from_status": "quarantined", "to_status": "pending", "proposal_id": number, "approved_by": "bob",
-        }  # fmt: skip
-        return right | changes
+        right = {"at": rfc3339(prod.clock()), "actor": "jane", "proposal_id": number, "approved_by": "bob"}
+        return decision(OUT.wal_id, "quarantined", 2, **right | changes)
 
     def decides(actor: str, **changes: Any) -> dict[str, Any]:
-        nothing = dict.fromkeys(("wal_id", "version", "from_status", "to_status", "approved_by"))
+        nothing = dict.fromkeys(("wal_id", "record_version", "from_status", "to_status", "approved_by"))
         return entry(actor=actor, action="override_approved", **nothing) | changes
 
     def typed(*rows: dict[str, Any]) -> None:
         with prod.database.engine.begin() as connection:
             for row in rows:
-                connection.execute(sa.text(ENTRY), row)
+                connection.execute(sa.text(DECIDE), row)
             connection.execute(sa.text(BACK), {"at": rfc3339(prod.clock()), "wal_id": OUT.wal_id})
 
     number = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {OUT.wal_id: 2}})

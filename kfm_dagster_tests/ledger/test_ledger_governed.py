@@ -30,13 +30,14 @@ UPDATE nodd_wal_records SET
     change_reason = 'incident', replay_reason = 'incident'
 WHERE wal_id = :wal_id
 """
-DECIDE = f"""
+DECIDE = """
 INSERT INTO governance_log (
-    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details
+    at, actor, action, dataset, wal_id, record_version, from_status, to_status, reason, change_ref, details,
+    proposal_id, approved_by
 )
 VALUES (
-    '{T}', :actor, :action, 'nexrad-l2', :wal_id, :record_version, :from_status, :to_status, :reason, :change_ref,
-    '{{}}'
+    :at, :actor, :action, 'nexrad-l2', :wal_id, :record_version, :from_status, :to_status, :reason, :change_ref, '{}',
+    :proposal_id, :approved_by
 )
 """
 TERMINAL = ("quarantined", "succeeded")
@@ -45,8 +46,9 @@ TERMINAL = ("quarantined", "succeeded")
 def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
     """Return the governance row that lets a unit leave its terminal state, with `changes`."""
     right = {
-        "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1, "from_status": status,
-        "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
+        "at": T, "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1,
+        "from_status": status, "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
+        "proposal_id": None, "approved_by": None,
     }  # fmt: skip
     return right | changes
 
