@@ -91,6 +91,11 @@ class Bench:
         """Record the unit and bring it to a status by legal transitions."""
         bring(self.ledger, status, [unit])
 
+    def successor(self, wal_id: str) -> str | None:
+        """Return the unit that supersedes a unit."""
+        [own] = [version for version in self.ledger.versions(wal_id) if version.wal_id == wal_id]
+        return own.superseded_by
+
     def type_by_hand(self, sql: str, **parameters: Any) -> int:
         """Run SQL as from a database shell; return the number of rows."""
         with self.database.engine.begin() as connection:

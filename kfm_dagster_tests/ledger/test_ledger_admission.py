@@ -36,11 +36,6 @@ def statuses_of(bench: Bench, units: Sequence[Envelope]) -> list[str]:
     return [status_of[unit.wal_id].value for unit in units]
 
 
-def successor(bench: Bench, unit: Envelope) -> str | None:
-    [matching] = [version for version in bench.ledger.versions(unit.wal_id) if version.wal_id == unit.wal_id]
-    return matching.superseded_by
-
-
 @pytest.mark.clause("BEY-01", "WSM-03")
 def test_duplicate_stale_and_rewritten_events_are_distinguished_across_batches_and_restarts(
     bench: Bench, contracts: ContractRegistry
@@ -92,7 +87,7 @@ def test_which_of_two_versions_is_newer_does_not_depend_on_their_arrival(bench: 
         for batch in batches:
             bench.ledger.ensure(batch)
         assert statuses_of(bench, [older, newer]) == ["quarantined", "pending"], name
-        assert (successor(bench, older), successor(bench, newer)) == (newer.wal_id, None), name
+        assert (bench.successor(older.wal_id), bench.successor(newer.wal_id)) == (newer.wal_id, None), name
 
 
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -137,8 +132,8 @@ def test_three_versions_end_alike_in_every_order_of_arrival(bench: Bench) -> Non
         ends = ["succeeded" if units[place].wal_id in succeeded else "quarantined" for place in (1, 2)]
         ends.append("quarantined" if deed == "quarantine" else "succeeded")
         assert statuses_of(bench, list(units.values())) == ends, (order, deed)
-        assert successor(bench, units[3]) is None
-        assert {successor(bench, units[place]) for place in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
+        assert bench.successor(units[3].wal_id) is None
+        assert {bench.successor(units[place].wal_id) for place in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
 
 
 def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:

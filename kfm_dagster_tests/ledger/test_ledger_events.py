@@ -102,19 +102,6 @@ Before = Callable[[Scene], object]
 Act = Callable[[Scene, Transaction], object]
 
 
-@dataclass(frozen=True)
-class Way:
-    """A start state, a call, and the expected events with code and, for a quarantine, reason."""
-
-    before: Before
-    act: Act
-    expected: tuple[tuple[str, ...], ...]
-
-
-def way(before: Before, act: Act, *expected: tuple[str, ...]) -> Way:
-    return Way(before, act, expected)
-
-
 def attempted(number: int) -> Before:
     return lambda scene: scene.claimed(number)
 
@@ -137,111 +124,116 @@ STRICT = {"codes": ["missing_object"], "max_attempts": 1}
 EXHAUSTED, ABSENT = "attempts_exhausted", "missing_object"
 ROLLED_BACK = {"run_id": RUN, "dataset": "nexrad-l2", "because": "token=geheim"}
 RETRY = calling("retry_due", now=Clock.now + timedelta(days=1), limit=9)
-WAYS = {
-    "an attempt fails": way(Scene.claimed, failing(ABSENT), ("failed", ABSENT)),
-    "a chain is not complete": way(
-        Scene.claimed, ending(lambda unit: finished(unit).evolve(provenance=None)), ("failed", "incomplete_chain")
+WAYS: dict[str, tuple[Any, ...]] = {
+    "an attempt fails": (Scene.claimed, failing(ABSENT), ("failed", ABSENT)),
+    "a chain is not complete": (
+        Scene.claimed,
+        ending(lambda unit: finished(unit).evolve(provenance=None)),
+        ("failed", "incomplete_chain"),
     ),
-    "the last attempt fails": way(
-        attempted(3), failing(TRANSIENT, 3), ("failed", TRANSIENT), ("quarantined", TRANSIENT, EXHAUSTED)
+    "the last attempt fails": (
+        attempted(3),
+        failing(TRANSIENT, 3),
+        ("failed", TRANSIENT),
+        ("quarantined", TRANSIENT, EXHAUSTED),
     ),
-    "an error is permanent": way(
-        Scene.claimed, failing("size_zero"), ("failed", "size_zero"), ("quarantined", "size_zero", EXHAUSTED)
+    "an error is permanent": (
+        Scene.claimed,
+        failing("size_zero"),
+        ("failed", "size_zero"),
+        ("quarantined", "size_zero", EXHAUSTED),
     ),
-    "the deadline is over": way(
+    "the deadline is over": (
         lambda scene: (scene.under(deadline_seconds=60).claimed(), scene.bench.clock.advance(61)),
         failing(TRANSIENT),
         ("failed", TRANSIENT),
         ("quarantined", TRANSIENT, "deadline_exceeded"),
     ),
-    "governance refuses": way(
+    "governance refuses": (
         Scene.claimed,
         failing("governance_hard_fail"),
         ("failed", "governance_hard_fail"),
         ("quarantined", "governance_hard_fail", "the object is not there"),
     ),
-    "a superseded unit fails": way(
+    "a superseded unit fails": (
         superseded,
         failing("etag_mismatch"),
         ("failed", "etag_mismatch"),
         ("quarantined", "etag_mismatch", "superseded"),
     ),
-    "a newer version is announced": way(
+    "a newer version is announced": (
         brought_to("pending"),
         lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
         ("quarantined", "superseded", "superseded"),
     ),
-    "a newer version of a failure is announced": way(
+    "a newer version of a failure is announced": (
         brought_to("failed"),
         lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
         ("quarantined", ABSENT, "superseded"),
     ),
-    "a version is announced late": way(
+    "a version is announced late": (
         lambda scene: scene.bench.ledger.ensure([scene.newer]),
         lambda scene, tx: scene.bench.ledger.ensure([scene.unit], tx=tx),
         ("quarantined", "stale_event", "stale_event"),
     ),
-    "a run is lost": way(
-        Scene.claimed, calling("release_lost", run_ids=[RUN]), ("failed", "worker_lost"), ("recovered", "worker_lost")
+    "a run is lost": (
+        Scene.claimed,
+        calling("release_lost", run_ids=[RUN]),
+        ("failed", "worker_lost"),
+        ("recovered", "worker_lost"),
     ),
-    "the run of a superseded unit is lost": way(
+    "the run of a superseded unit is lost": (
         superseded,
         calling("release_lost", run_ids=[RUN]),
         ("failed", "worker_lost"),
         ("quarantined", "worker_lost", "superseded"),
     ),
-    "a lease is over": way(
-        expired, calling("release_lost"), ("failed", "lease_expired"), ("recovered", "lease_expired")
-    ),
-    "the lease of the last attempt is over": way(
+    "a lease is over": (expired, calling("release_lost"), ("failed", "lease_expired"), ("recovered", "lease_expired")),
+    "the lease of the last attempt is over": (
         lambda scene: expired(scene, 3),
         calling("release_lost"),
         ("failed", "lease_expired"),
         ("quarantined", "lease_expired", EXHAUSTED),
     ),
-    "a lease is over where the kill switch is on": way(
-        switched_off, calling("release_lost"), ("failed", "lease_expired")
-    ),
-    "a run is rolled back": way(
+    "a lease is over where the kill switch is on": (switched_off, calling("release_lost"), ("failed", "lease_expired")),
+    "a run is rolled back": (
         Scene.claimed,
         calling("release_rolled_back", **ROLLED_BACK),
         ("failed", "run_rolled_back"),
         ("recovered", "run_rolled_back"),
     ),
-    "a run is rolled back by what no attempt cures": way(
+    "a run is rolled back by what no attempt cures": (
         Scene.claimed,
         lambda scene, tx: calling("release_rolled_back", **ROLLED_BACK, not_compensable=[scene.unit.wal_id])(scene, tx),
         ("failed", "run_rolled_back"),
         ("quarantined", "run_rolled_back", "not_compensable"),
     ),
-    "a retry is due": way(brought_to("failed"), RETRY, ("recovered", ABSENT)),
-    "a retry is due that the contract grants no more": way(
+    "a retry is due": (brought_to("failed"), RETRY, ("recovered", ABSENT)),
+    "a retry is due that the contract grants no more": (
         lambda scene: (scene.bench.bring_to("failed", scene.unit), scene.under(permanent=STRICT)),
         RETRY,
         ("quarantined", ABSENT, EXHAUSTED),
     ),
-    "a redelivery or a replay": way(
+    "a redelivery or a replay": (
         brought_to("failed"),
         lambda scene, tx: scene.bench.ledger.requeue([scene.unit.wal_id], reason="incident", run_id="replay", tx=tx),
         ("recovered", ABSENT),
     ),
-    "a person quarantines what waits": way(
-        brought_to("pending"), Scene.quarantine, ("quarantined", "odd", JANE.reason)
-    ),
-    "a person quarantines what failed": way(
-        brought_to("failed"), Scene.quarantine, ("quarantined", ABSENT, JANE.reason)
-    ),
-    "a person releases": way(
+    "a person quarantines what waits": (brought_to("pending"), Scene.quarantine, ("quarantined", "odd", JANE.reason)),
+    "a person quarantines what failed": (brought_to("failed"), Scene.quarantine, ("quarantined", ABSENT, JANE.reason)),
+    "a person releases": (
         brought_to("quarantined"),
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
         ("recovered", "test"),
     ),
     # No failure precedes it, so it is a decision and not a recovery.
-    "a person has a success done again": way(
-        brought_to("succeeded"), lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT)
+    "a person has a success done again": (
+        brought_to("succeeded"),
+        lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT),
     ),
-    "an attempt succeeds": way(Scene.claimed, ending(finished), ("succeeded",)),
+    "an attempt succeeds": (Scene.claimed, ending(finished), ("succeeded",)),
 }
+"""A start state, a call, and the expected events with code and, for a quarantine, reason."""
 
 
 @pytest.fixture
@@ -259,24 +251,22 @@ def log() -> Iterator[Heard]:
 @pytest.mark.clause("WSM-20", "SEC-02", "TEL-06")
 @pytest.mark.parametrize("name", WAYS)
 def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: str, scene: Scene, log: Heard) -> None:
-    way = WAYS[name]
-    way.before(scene)
+    before, act, *expected = WAYS[name]
+    before(scene)
     log.clear()
     changes, entries, database = len(scene.history), len(scene.entries), scene.bench.database
     rows = every_row(database)
     with suppress(TakenBackError), database.transaction() as tx:
-        way.act(scene, tx)
+        act(scene, tx)
         raise TakenBackError
     assert log == []
     assert every_row(database) == rows
 
     with database.transaction() as tx:
-        way.act(scene, tx)
+        act(scene, tx)
         assert log == []
     new = scene.history[changes:]
-    assert [(event["event"], event["last_error_code"]) for event in log] == [
-        (*change, None)[:2] for change in way.expected
-    ]
+    assert [(event["event"], event["last_error_code"]) for event in log] == [(*change, None)[:2] for change in expected]
     assert log == [event for change in new if (event := expected_event(change, scene.unit.dataset))]
     assert all(set(event) == FIELDS | ({"stac_item_id"} if event["event"] == "succeeded" else set()) for event in log)
     written = scene.entries[: len(scene.entries) - entries]
@@ -284,11 +274,11 @@ def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: 
     assert [(entry.record_version, entry.from_status, entry.to_status, entry.actor) for entry in written] == [
         (change.version, change.from_status, change.to_status, change.actor) for change in quarantined
     ]
-    assert [entry.reason for entry in written] == [change[2] for change in way.expected if change[0] == "quarantined"]
+    assert [entry.reason for entry in written] == [change[2] for change in expected if change[0] == "quarantined"]
 
 
 def test_the_table_has_every_kind_of_change() -> None:
-    covered = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
+    covered = {(change[0], code) for _, _, *expected in WAYS.values() for change in expected for code in change[1:]}
     of_ledger = {code.value for code in LedgerCode}
     assert of_ledger - {code for _, code in covered} == set()
 

@@ -96,7 +96,7 @@ class Walk:
         moved = self.bench.ledger.requeue([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
         assert not (moved and self.off)
         assert {self.record(wal_id).lane for wal_id in moved} <= {Lane.BULK}
-        assert all(version.superseded_by is None for wal_id in moved for version in self.own_version(wal_id))
+        assert {self.bench.successor(wal_id) for wal_id in moved} <= {None}
 
     def retry_due(self, chosen: list[Envelope], _run: str) -> None:
         self.bench.ledger.retry_due(now=self.bench.clock.now, limit=len(chosen))
@@ -149,9 +149,6 @@ class Walk:
 
     def record(self, wal_id: str) -> NoddWalRecord:
         return self.bench.ledger.get(wal_id)
-
-    def own_version(self, wal_id: str) -> list[object]:
-        return [version for version in self.bench.ledger.versions(wal_id) if version.wal_id == wal_id]
 
 
 ACTS = (
