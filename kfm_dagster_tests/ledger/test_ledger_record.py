@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster_tests.docs.wal_pages import EXTENSION_COLUMNS
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.ledger.bench import Bench
+from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.schemas import wal_record_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,12 +116,9 @@ print(json.dumps({
 
 @pytest.mark.clause("WAL-01")
 def test_a_field_added_in_one_file_is_in_ledger_artifact_and_record(database_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, BEFORE, FIELDS, database_url], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    printed = printed_by(sys.executable, "-c", SCRIPT, BEFORE, FIELDS, database_url)
     both = [["KTLX", "2025-04-01 12:00:00+00:00"], [None, "None"]]
-    assert json.loads(done.stdout) == {
+    assert json.loads(printed) == {
         "claimed": both,
         "artifact": both,
         "record": {"station": "KTLX", "measured": "2025-04-01T12:00:00.000000Z"},

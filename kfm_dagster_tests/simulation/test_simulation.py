@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.stages.batch import SkipCause
+from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.simulation.exploring import explore
 from kfm_dagster_tests.simulation.history import Outcome, Simulation
 from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
@@ -102,6 +102,6 @@ def test_a_seed_gives_the_same_history_in_every_process_and_order() -> None:
     simulation = Simulation()
     here = {seed: simulation.live(seed) for seed in (15, 3)}
     # A process with another hash seed for sets and dictionaries.
-    environment = {**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
-    done = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, cwd=ROOT, capture_output=True, check=True)
-    assert json.loads(done.stdout) == [[here[seed].steps, here[seed].digest] for seed in (3, 15)]
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    printed = printed_by(sys.executable, "-c", DIGESTS, folder=ROOT, PYTHONHASHSEED=other)
+    assert json.loads(printed) == [[here[seed].steps, here[seed].digest] for seed in (3, 15)]

@@ -10,6 +10,8 @@ import threading
 
 import pytest
 
+from kfm_dagster_tests.programs import printed_by
+
 AT_ONCE = 64
 BODY, PIECE = 128 * 1024, 8 * 1024
 """Bytes of an answer, and of one read of its connection."""
@@ -51,14 +53,8 @@ def test_a_read_uses_a_small_multiple_of_its_bytes() -> None:
         for thread in answering:
             thread.start()
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = subprocess.run(
-            [sys.executable, "-c", READING, endpoint, str(AT_ONCE), str(BODY)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-    assert int(done.stdout) < 16 * AT_ONCE * BODY
+        grown = printed_by(sys.executable, "-c", READING, endpoint, str(AT_ONCE), str(BODY))
+    assert int(grown) < 16 * AT_ONCE * BODY
 
 
 def _answer_in_pieces(server: socket.socket, together: threading.Barrier) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +14,8 @@ import pytest
 from kfm_dagster.telemetry.traces import exports, is_tracing, traced
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.programs import run_program
 from kfm_dagster_tests.telemetry.collector import ReceivedSpan, collecting
-from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 OPERATORS = ["message_parse", "integrity_check", "metadata_extract", "stac_register", "provenance_emit"]
 
@@ -44,14 +42,10 @@ class Attempt:
 
 def run(process: str, home: Path, **environment: str) -> str:
     """Run one of the processes and return its log."""
-    return subprocess.run(
-        [sys.executable, "-m", "kfm_dagster_tests.telemetry.traced_runs", process, home / "home", home / "objects"],
-        check=True,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=HANG_SECONDS,
-    ).stderr
+    command = [sys.executable, "-m", "kfm_dagster_tests.telemetry.traced_runs", process]
+    done = run_program(*command, home / "home", home / "objects", **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def traces(home: Path, **environment: str) -> list[Attempt]:
