@@ -1,18 +1,31 @@
 """Programs as processes: run to their end, or beside a test with a log.
 
-Belongs here: starting and ending any program. Does not belong here: commands of documents (`docs/console.py`).
+Belongs here: finding, starting and ending any program. Does not belong here: commands of documents (`docs/console.py`).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
+
+
+def program(*names: str, required_by: str) -> str:
+    """Return the path of the first of these programs; skip without any, or fail if `required_by` is 1."""
+    if path := next(filter(None, map(shutil.which, names)), None):
+        return path
+    reason = f"no {' or '.join(names)} is on the PATH"
+    if os.environ.get(required_by) == "1":
+        pytest.fail(f"{required_by}=1, and {reason}")
+    pytest.skip(reason)
 
 
 def run_program(*command: str | Path, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,6 @@ The cloud has the sample objects of two days. No message announces them, so only
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi
+from kfm_dagster_tests.programs import program
 from kfm_dagster_tests.transactions import own_tx
 
 if TYPE_CHECKING:
@@ -65,11 +64,7 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 
     # Ended with the module, since no other event loop can start in this thread while Playwright's runs.
-    executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-    if executable is None:
-        if os.environ.get("KFM_REQUIRE_BROWSER") == "1":
-            pytest.fail("KFM_REQUIRE_BROWSER=1, and no Chromium is on the PATH")
-        pytest.skip(f"no Chromium on the PATH (looked for {', '.join(CHROMIUM_NAMES)})")
+    executable = program(*CHROMIUM_NAMES, required_by="KFM_REQUIRE_BROWSER")
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from kfm_dagster_tests.programs import program
 
 Gpg = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -18,15 +16,12 @@ Gpg = Callable[..., subprocess.CompletedProcess[str]]
 @contextmanager
 def own_gpg() -> Iterator[Gpg]:
     """Yield a function that runs gpg, whose agent ends with the block; skip without gpg."""
-    if shutil.which("gpg") is None:
-        if os.environ.get("KFM_REQUIRE_GPG") == "1":
-            pytest.fail("KFM_REQUIRE_GPG=1, and no gpg is on the PATH")
-        pytest.skip("no gpg on the PATH")
+    gpg = program("gpg", required_by="KFM_REQUIRE_GPG")
     # The path must be short: it has the agent's socket, whose name is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="kfm-gpg-", ignore_cleanup_errors=True) as home:
 
         def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-            command = ["gpg", "--homedir", home, "--batch", "--no-tty", *map(str, arguments)]
+            command = [gpg, "--homedir", home, "--batch", "--no-tty", *map(str, arguments)]
             return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=120)
 
         yield run

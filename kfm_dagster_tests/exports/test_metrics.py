@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import urllib.parse
 import urllib.request
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -40,7 +40,7 @@ from kfm_dagster_tests import timeouts
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import chain
-from kfm_dagster_tests.programs import printed_by, running
+from kfm_dagster_tests.programs import printed_by, program, running
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.transactions import own_tx
 
@@ -88,14 +88,8 @@ NO_CLOUD = {
 """Settings of a console whose queue is at a closed port of the loopback interface."""
 
 
-def binary(name: str) -> str:
-    """Return the path of a program of Debian's package `prometheus`; skip without it."""
-    path = shutil.which(name)
-    if path is None:
-        if os.environ.get("KFM_REQUIRE_PROMETHEUS") == "1":
-            pytest.fail(f"KFM_REQUIRE_PROMETHEUS=1, and no {name} is on the PATH")
-        pytest.skip(f"no {name} on the PATH (Debian's package prometheus)")
-    return path
+binary = partial(program, required_by="KFM_REQUIRE_PROMETHEUS")
+"""Debian's package `prometheus` has the programs."""
 
 
 def rules() -> list[dict[str, Any]]:

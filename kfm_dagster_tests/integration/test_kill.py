@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.integration.chain import DATASET, DAY, assert_conserved
 from kfm_dagster_tests.ledger.bench import counted
-from kfm_dagster_tests.programs import running
+from kfm_dagster_tests.programs import program, running
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
 
@@ -226,12 +225,7 @@ DEATH = {
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """The URL of a Redis without persistence."""
-    server = shutil.which("redis-server")
-    if server is None:
-        reason = "no Redis: apt-get install redis-server"
-        if os.environ.get("KFM_REQUIRE_REDIS") == "1":
-            pytest.fail(f"KFM_REQUIRE_REDIS=1, and {reason}")
-        pytest.skip(reason)
+    server = program("redis-server", required_by="KFM_REQUIRE_REDIS")
     port, log = free_port(), tmp_path / "redis.log"
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with running(
