@@ -12,12 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rasterio
 
 import kfm_dagster as kfm
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.samples.cfs import BUCKET as CFS_BUCKET
+from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as RADAR_BUCKET
@@ -122,6 +125,15 @@ def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> N
         match=r"observed TMP:500 mb, hrrr:product=sfc; expected an Item since .*; the newest, hrrr.*, has GUST:surf",
     ):
         kfm.latest("hrrr", field="TMP:500 mb", **{"hrrr:product": "sfc"})
+
+
+def test_the_rows_of_a_gaussian_grid_are_at_the_roots_of_its_legendre_polynomial(objects: Path, ingest: Ingest) -> None:
+    key, content, index = make_cfs(run=datetime(2025, 4, 2, tzinfo=UTC), lead=6)
+    put(objects, [good(CFS_BUCKET, key, content), good(CFS_BUCKET, f"{key}.idx", index.encode())])
+    ingest()
+    sines, _ = np.polynomial.legendre.leggauss(190)
+    rows = kfm.open("cfs", field="TMP:surface").y.values
+    assert rows == pytest.approx(np.degrees(np.arcsin(sines))[::-1])
 
 
 def test_the_best_forecast_uses_the_newest_run_for_each_valid_time(catalog: Path) -> None:
