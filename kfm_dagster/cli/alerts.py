@@ -1,6 +1,6 @@
 """`kfm alerts`: list firing alerts, acknowledge them, and test the channels.
 
-Does not belong here: evaluating the rules, which the sensor `nodd_due` does.
+Does not belong here: the evaluation of the rules, which is part of the sensor `nodd_due`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def list_() -> None:
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
     """Acknowledge an alert: it is sent again only if it still fires after its escalation time.
 
-    Exit code 3 if the alert does not fire, 2 if there is no such alert.
+    Exit code 3 if the alert does not fire, 2 if no alert has this id.
 
     Example: kfm alerts ack 12 --reason "a radar was moved, its contract follows today"
     """
@@ -71,7 +71,7 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
 def test(*, as_json: bool) -> int:
     """Send a test message to every URL of every channel, and print each answer.
 
-    Exit code 0 when all were accepted, 4 when any was refused or a channel has no URL (KFM_ALERT_URLS).
+    Exit code 0 if every message was accepted, 4 if a message was refused or a channel has no URL (KFM_ALERT_URLS).
 
     Example: KFM_ALERT_URLS="notify=slack://... page_ops=pagerduty://..." kfm alerts test
     """

@@ -1,6 +1,6 @@
-"""`kfm announcements`: the subscriptions to Items, their state, and sending again.
+"""`kfm announcements`: list subscriptions to Items with their state, and send events again.
 
-Does not belong here: the first sending, which runs and the sensor `nodd_ledger` do.
+Does not belong here: the first sending of an event, by runs and by the sensor `nodd_ledger`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def announcements() -> None:
 def list_(*, as_json: bool) -> int:
     """List the subscriptions with their counts of sent events, waiting changes and failures.
 
-    Exit code 4 when a subscription is deferred, or any event fails or was given up.
+    Exit code 4 if a subscription is deferred, an event fails, or an event was given up.
 
     Example: kfm announcements list --json
     """
@@ -76,19 +76,21 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 
 @announcements.command()
 @click.argument("subscription")
-@click.option("--all", "everything", is_flag=True, help="All current Items instead, for a receiver that lost its data.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Send all current Items instead, because the receiver lost its data."
+)
 @object_as_json
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
-    """Resend the events that were given up, with their ids.
+    """Resend the events that were given up; each keeps its id.
 
-    Exit code 4 when any event is refused again, 5 when the receiver accepts none.
+    Exit code 4 if an event is refused again, 5 if the receiver accepts no event.
 
     Example: kfm announcements resend kansas-radar
     """
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # Each Collection once, by its owner: several datasets may write into one Collection.
+            # By owner, because several datasets can write into one Collection, and each Collection is sent once.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused

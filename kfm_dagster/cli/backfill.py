@@ -64,7 +64,7 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
     settings = Settings.load()
-    # Checked here, because a dry run opens a registry of all datasets, also of those not followed.
+    # Checked here, because a dry run opens a registry of all datasets, even of datasets that are not followed.
     followed = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
     for dataset in datasets:
         _ = followed[dataset]
@@ -88,12 +88,12 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
     if first_day < before:
         click.echo(
             f"the partitions begin on {first_day} now, not on {before}: a running deployment applies this within a "
-            "minute, a separate code server or web server when its code location is reloaded",
+            "minute; a separate code server or web server applies it when its code location is reloaded",
             err=True,
         )
     if started is not None:
         click.echo(
-            f"{counted(sum(map(len, days.values())), 'day')} to list by the running deployment; "
+            f"the running deployment will list {counted(sum(map(len, days.values())), 'day')}; "
             f"kfm backfill status {started.backfill_id} --follow shows the progress",
             err=True,
         )
@@ -115,7 +115,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
     if follow and backfill_id is None:
         raise click.UsageError("--follow needs the id of a backfill")
     if ids and backfill_id is not None:
-        raise click.UsageError("--ids lists the backfills: leave out the id")
+        raise click.UsageError("--ids lists all backfills: leave out the id")
     with opened_pipeline(read_only=True) as pipeline:
         if backfill_id is None:
             rows = [record.as_json() for record in newest_backfills(pipeline.database)]
@@ -139,7 +139,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 @click.argument("backfill_id", type=BACKFILL)
 @decision_options
 def cancel(*, backfill_id: str, **decided: Any) -> None:
-    """List no further day; listed objects are ingested, unless kfm pause stops them.
+    """Stop listing; objects already listed are ingested, unless kfm pause stops their dataset.
 
     Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
     """

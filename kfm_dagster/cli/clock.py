@@ -30,13 +30,13 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 
 
 @click.command()
-@click.option("--ask", is_flag=True, help="Measure now, by a request to the object store too, and record it.")
+@click.option("--ask", is_flag=True, help="Measure now, also by a request to the object store; record the readings.")
 @object_as_json
 def clock(*, ask: bool, as_json: bool) -> int:
     """Show this machine's clock, and whether stages may write by it.
 
-    Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not. A store that does
-    not answer is named; then the kernel and earlier readings decide.
+    Offsets are true time minus this clock, in seconds. Exit code 0 if stages may write, 4 if not. If the object store
+    does not answer, a warning names it, and the kernel and earlier readings decide.
 
     Example: kfm clock --ask --json
     """
@@ -52,7 +52,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
             log.record(now)
         started = utc_now()
         recorded = log.recent(since=started - SHOWN)
-    # Without --ask nothing is recorded, but the kernel's reading counts all the same.
+    # Without --ask, the kernel's reading is not recorded, but it counts in the decision.
     decision = decide(recorded if ask else [*recorded, *now], rule, ts_start=started)
     _show(now[0], decision, clock_quality(recorded), as_json=as_json)
     return ExitCode.DONE if decision.locked else ExitCode.FINISHED_WITH_FAILURES

@@ -1,8 +1,8 @@
 """Types of arguments: names with shell completion, ids by a prefix, and whole numbers.
 
 Belongs here: the types of the arguments and options that name a dataset, an error code or an id. Does not belong here:
-whether the typed name exists, which each command checks; when a prefix is enough (`contracts/identity.py`); the runs of
-Dagster (`exports/explanations/explanation.py`).
+whether the typed name exists (each command checks this); whether a prefix is long enough (`contracts/identity.py`); the
+ids of Dagster's runs (`exports/explanations/explanation.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Named(click.types.StringParamType):
         self.known = known
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
-        """Offer matching names, or none if settings or database fail: the command reports the error."""
+        """Offer matching names; none if settings or database fail, which the command reports."""
         with suppress(KfmError, SQLAlchemyError, OSError):
             return [CompletionItem(name) for name in self.known(incomplete) if name.startswith(incomplete)]
         return []
@@ -51,7 +51,7 @@ class Id(Named):
         self.query = query
 
     def whole(self, tx: Transaction, typed: str) -> str:
-        """Return the id with the prefix `typed`, else `typed` itself. Raises KfmError for several."""
+        """Return the id that begins with `typed`, or `typed` if no id does; several raise KfmError."""
         if not _TYPED.fullmatch(typed):
             return typed
         matches = tx.run(self.query, prefix=typed, limit=MATCHES_ASKED).scalars().all()

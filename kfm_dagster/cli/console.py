@@ -16,10 +16,11 @@ from kfm_dagster.console.serving import is_loopback, serve
 def console(*, host: str, port: int) -> None:
     """Serve the console, its JSON API, metrics and health checks.
 
-    GET / shows the deployment's problems and next steps; every number leads to its units, every unit to its history.
-    GET / and GET /validate answer browsers with pages, other clients with JSON, or by ?format=. GET /metrics is for
-    Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Everyone who reaches the
-    address may read; decisions (release, discard, retry, kill switch, replays) need a token of KFM_CONSOLE_TOKENS.
+    GET / shows the deployment's problems and next steps. Every number links to its units, and every unit to its
+    history. GET / and GET /validate answer a browser with a page and other clients with JSON; ?format= chooses one.
+    GET /metrics is for Prometheus; if OTEL_EXPORTER_OTLP_ENDPOINT is set, the metrics are sent there, too. Everyone who
+    reaches the address can read. Decisions (release, discard, retry, kill switch, replays) need a token of
+    KFM_CONSOLE_TOKENS.
 
     Example: kfm console --port 3001
     """
@@ -28,11 +29,11 @@ def console(*, host: str, port: int) -> None:
         if not is_loopback(host):
             click.echo(f"# everyone who reaches {host} may read; only decisions need a token", err=True)
         click.echo(address)
-        click.echo("# for a browser; /api/v1 and /metrics for programs; until Ctrl-C", err=True)
+        click.echo("# for browsers; /api/v1 and /metrics are for programs; Ctrl-C ends the server", err=True)
 
-    # Ctrl-C is the way to end it, not a failure.
+    # Ctrl-C is the way to end the server, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:
-        _ = pipeline.registry.contracts  # a wrong contract stops a server at its start, not its first page
+        _ = pipeline.registry.contracts  # a wrong contract must stop the server at its start, not its first page
         deciding = opened.enter_context(opened_pipeline()) if pipeline.settings.console_tokens else None
         serve(pipeline, host=host, port=port, ready=ready, deciding=deciding)
 
@@ -41,12 +42,12 @@ def console(*, host: str, port: int) -> None:
 def mcp() -> None:
     """Serve read-only tools to an assistant over stdio.
 
-    A server of the Model Context Protocol (extra mcp), which an assistant starts by itself: docs/mcp.md has its
-    configuration. The database refuses every write of this server.
+    An assistant starts this server of the Model Context Protocol (extra mcp) by itself; docs/mcp.md has the
+    assistant's configuration. The database refuses every write of this server.
 
     Example: kfm mcp
     """
-    # Imported here, because it is an extra.
+    # Imported here, because the module needs the extra mcp.
     from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
 
     with opened_pipeline(read_only=True) as pipeline:

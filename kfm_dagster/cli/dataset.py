@@ -41,7 +41,7 @@ def dataset() -> None:
 @dataset.command("list")
 @list_command("id", "status", "reader", "title", "buckets")
 def list_datasets() -> list[dict[str, Any]]:
-    """List the datasets in force.
+    """List the datasets that have a contract.
 
     Example: kfm dataset list --json
     """
@@ -62,9 +62,12 @@ def list_datasets() -> list[dict[str, Any]]:
 @dataset.command()
 @click.argument("dataset_id", type=DATASET, metavar="DATASET")
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
-@click.option("--bucket", help="Bucket of its objects. Default: the registry entry's, if it has one.")
-@click.option("--topic", help="ARN of the SNS topic that announces them; left out if the dataset of --like has none.")
-@click.option("--from-registry", "entry_name", help="Entry of the AWS open-data registry: its file's name, no .yaml.")
+@click.option("--bucket", help="Bucket of the dataset's objects. Default: the only bucket of the registry entry.")
+@click.option(
+    "--topic",
+    help="ARN of the SNS topic that announces the dataset's objects; not needed if the dataset of --like has no topic.",
+)
+@click.option("--from-registry", "entry_name", help="Entry of the AWS open-data registry: its file without .yaml.")
 @click.option("--registry", "folder", type=FOLDER, help=f"Folder of the registry's files. Default: {CLONE}.")
 @click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")
 def new(
@@ -79,8 +82,8 @@ def new(
 ) -> None:
     """Write a contract for another dataset, with the citations and units of a similar dataset.
 
-    The contract's first lines list the parts to review. After the review, check it on a sample. --from-registry takes
-    title, description, bucket, topic, region and license from the entry.
+    The contract's first lines list the parts to review. After the review, check the contract on a sample.
+    --from-registry takes title, description, bucket, topic, region and license from the entry.
 
     Example: kfm dataset new graphcastgfs --like gefs --bucket noaa-nws-graphcastgfs-pds --topic ARN
     """
@@ -100,7 +103,9 @@ def new(
 
 def _only_one(names: Collection[str], option: str) -> str | None:
     if len(names) > 1:
-        raise ContractError("the entry has several", observed=", ".join(names), next_step=f"choose one by {option}")
+        raise ContractError(
+            "the registry entry names several", observed=", ".join(names), next_step=f"choose one by {option}"
+        )
     return next(iter(names), None)
 
 
@@ -109,13 +114,13 @@ def _only_one(names: Collection[str], option: str) -> str | None:
 @click.option(
     "--sample",
     type=click.Path(path_type=Path),
-    help="Object DIR/BUCKET/KEY, with sidecars beside it, to run through an ingest.",
+    help="Object to pass through an ingest: DIR/BUCKET/KEY, with its sidecars beside it.",
 )
 @object_as_json
 def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
-    """Check a contract file, alone and against the contracts in force, and on a sample object.
+    """Check a contract file by itself, against the other contracts, and on a sample object.
 
-    With --sample the object goes through the whole chain of an ingest: reader, gates, a valid Item. Nothing of the
+    With --sample, the object passes the whole chain of an ingest: reader, gates, validation of the Item. Nothing of the
     deployment is read or written. Exit code 4: an ingest would not give a sound Item.
 
     Example: kfm dataset check my-dataset.yaml --sample nodd/noaa-hrrr-bdp-pds/hrrr.20250402/conus/f.grib2
@@ -166,9 +171,9 @@ def registry() -> None:
 def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
     """Print the differences between the contracts in force and the registry's files.
 
-    It compares topics, buckets, regions and licences. It also reports sentences that retire data, and NOAA's topics
-    without a contract, unless registry-exceptions.yaml lists them. DIR has the YAML files; nothing is fetched. Exit
-    code 0 without a difference, 4 with any, 2 for unreadable files.
+    It compares topics, buckets, regions and licences. It also reports sentences of the registry that announce the end
+    of data, and NOAA's topics without a contract, unless registry-exceptions.yaml lists them. DIR has the registry's
+    YAML files; nothing is fetched. Exit code 0 without differences, 4 with differences, 2 for unreadable files.
 
     Example: kfm registry check open-data-registry/datasets --json
     """

@@ -22,11 +22,11 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.units import record_of
 
-confirm_option = click.option("--confirm", is_flag=True, help="Skip the confirmation; needed without a terminal.")
+confirm_option = click.option("--confirm", is_flag=True, help="Do not ask first; needed without a terminal.")
 
 
 def require_confirmation(question: str, *, confirmed: bool) -> None:
-    """Ask, unless confirmed. Raises RefusedError without a terminal, click.Abort on a no."""
+    """Ask, unless confirmed. Raises RefusedError without a terminal, click.Abort after a `no`."""
     if confirmed:
         return
     if not sys.stdin.isatty():
@@ -34,7 +34,7 @@ def require_confirmation(question: str, *, confirmed: bool) -> None:
             "the confirmation needs a terminal",
             observed=question,
             expected="--confirm",
-            next_step="look at the plan, add --confirm",
+            next_step="look at the plan, then add --confirm",
         )
     click.confirm(question, abort=True, err=True)
 
@@ -43,14 +43,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
-change_ref_option = click.option("--change-ref", help="Change or incident. Always needed for a release, and in prod.")
-# Eager, so that --reason, which a dry run does not need, sees also a --dry-run that is typed after it.
+change_ref_option = click.option("--change-ref", help="Change or incident. Needed for a release, and always in prod.")
+# Eager: click reads --dry-run first, wherever it is typed, because a dry run needs no --reason.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
 REPLAY_REASON = "Replay reason: a reason of the ledger, or of `reasons` in replay_plan.yaml."
 
 
 class _Reason(click.Option):
-    """Required, except for a dry run, which decides nothing."""
+    """The option --reason, required except for a dry run, which decides nothing."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         is_typed = isinstance(value, str)

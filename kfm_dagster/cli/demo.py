@@ -44,7 +44,7 @@ OUTAGE_BEFORE = timedelta(days=7)
 def cloud(*, outage: bool, env_file: Path | None) -> None:
     """Serve S3, SNS and SQS with the sample objects on loopback.
 
-    Prints the variables that point any kfm or AWS command at it; everything is in memory and gone afterwards.
+    Prints the variables that point a kfm or AWS command at these servers. They keep all data in memory, until Ctrl-C.
 
     Example: kfm cloud --outage --env-file cloud.env
     """
@@ -66,7 +66,7 @@ def cloud(*, outage: bool, env_file: Path | None) -> None:
             env_file.write_text(lines, encoding="utf-8")
         click.echo(lines, nl=False)
         click.echo("# serving until Ctrl-C", err=True)
-        with suppress(KeyboardInterrupt):  # Ctrl-C is the way to end it, not a failure
+        with suppress(KeyboardInterrupt):  # Ctrl-C is the way to end the servers, not a failure
             threading.Event().wait()
 
 
@@ -81,7 +81,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     help="Folder of real objects laid out as DIR/<bucket>/<key>, instead of the samples.",
 )
 @click.option("--mend", is_flag=True, help="Only repair the broken samples of a running kfm ui, for a retry.")
-@click.option("--all-datasets", is_flag=True, help="Samples of every dataset that ships, not of three alone.")
+@click.option("--all-datasets", is_flag=True, help="Ingest samples of all datasets of the package, instead of three.")
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -95,10 +95,10 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
     """Ingest sample objects through a real queue, daemon and runs.
 
-    Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
-    (the samples with a duplicate, a malformed message, a missing and a truncated object), waits until the queue
-    is drained, and stops what it started. Exit code 4 when any result is unexpected: a sample must have its
-    intended result, and an object of --objects must be in the catalog or in quarantine.
+    Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications, waits
+    until the queue is drained, and stops what it started. The samples include a duplicate, a malformed message, a
+    missing object and a truncated object. Exit code 4 if any result is unexpected: a sample must have its intended
+    result, and an object of --objects must be in the catalog or in quarantine.
 
     Example: kfm demo --objects ./nodd --json
     """
@@ -107,7 +107,7 @@ def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, ti
     refuse_unwritable_home(home)
     if mend:
         if objects is not None or all_datasets:
-            raise click.UsageError("--mend goes without --objects and --all-datasets")
+            raise click.UsageError("--mend cannot be combined with --objects or --all-datasets")
         uris = mend_samples(home)
         click.echo(json.dumps({"mended": uris}) if as_json else "\n".join(f"{uri} is whole" for uri in uris))
         return ExitCode.DONE
@@ -125,7 +125,7 @@ def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, ti
 
 
 def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
-    """Print results by dataset, faults and skipped files; shown commands begin with `kfm`."""
+    """Print results by dataset, faults and skipped files; `kfm` begins each shown command."""
     rows = [{"dataset": dataset, **counts} for dataset, counts in result.datasets.items() if any(counts.values())]
     show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:
@@ -161,5 +161,5 @@ def _messages(result: DrainResult, kfm: str) -> str:
         parts.append(f"{result.ignored} ignored, such as those of index files ({kfm} units ignored)")
     received, again = (sum(counts[name] for counts in result.datasets.values()) for name in ("received", "duplicates"))
     files = counted(received + again, "file")
-    parts.append(f"the others announce {files} (a message can announce several), {again} of them again")
+    parts.append(f"the others announce {files} (a message can announce several), {again} of these for a second time")
     return f"{counted(result.messages, 'message')} received: {', '.join(parts)}"

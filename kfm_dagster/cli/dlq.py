@@ -1,7 +1,7 @@
 """`kfm dlq`: list, drain, redrive or discard the messages of the dead-letter queue.
 
-Commands that change something show their plan first and ask, or need --confirm. Does not belong here: classes and
-treatment of dead letters (`recovery/dead_letters/`).
+A command that changes something shows its plan first, and asks unless --confirm is given. Does not belong here: classes
+and treatment of dead letters (`recovery/dead_letters/`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, Letter
 """Outcomes that are counted but not listed; `--json` lists every message."""
 
 limit_option = click.option(
-    "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Messages to look at."
+    "--limit",
+    default=LOOK_LIMIT,
+    show_default=True,
+    type=click.IntRange(1, LOOK_LIMIT),
+    help="Maximum number of messages to look at.",
 )
 _SELECTING = (
     click.option(
@@ -68,7 +72,7 @@ _BOUNDING = (
         default=100,
         show_default=True,
         type=click.IntRange(1, MAX_BATCH_SIZE),
-        help="Messages per batch, which are received and committed together.",
+        help="Messages that are received and committed together.",
     ),
     click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="Maximum number of batches."),
     click.option("--limit", type=POSITIVE, help="Maximum number of messages. Default: no limit."),
@@ -102,7 +106,7 @@ def dlq() -> None:
 @dlq.command()
 @object_as_json
 def status(*, as_json: bool) -> None:
-    """Show the number of messages, the oldest time, and the time until which SQS keeps them.
+    """Show the number of messages, when the oldest was sent, and until when SQS keeps it.
 
     Example: kfm dlq status --json
     """
@@ -119,7 +123,7 @@ def status(*, as_json: bool) -> None:
 @limit_option
 @list_command("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
 def list_letters(*, selection: LetterSelection, limit: int) -> list[dict[str, Any]]:
-    """List messages, the oldest first, by the state of their units.
+    """List messages, the oldest first, each with its class, which depends on its units.
 
     Example: kfm dlq list --class unreadable
     """
@@ -152,7 +156,7 @@ def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
     default=treatments.STOP_AFTER,
     show_default=True,
     type=COUNT,
-    help="Stop after this number of drained units have failed with the same error again; 0: never.",
+    help="Stop after this number of drained units have failed with their old error again; 0: never stop.",
 )
 @click.option(
     "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."
@@ -177,8 +181,8 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
 def redrive(*, selection: LetterSelection, bounds: Bounds, decided: Any) -> ExitCode:
     """Move messages of unknown units, and of retriable failed units, to the primary queue.
 
-    Messages are sent before they are deleted, so that none is ever missing from both queues. Exit code 4: a queue
-    refused a message.
+    Each message is sent to the primary queue before it is deleted, so that it is always on a queue. Exit code 4: a
+    queue refused a message.
 
     Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
     """
@@ -209,7 +213,7 @@ def _carry_out(
     as_json: bool,
     **decided: Any,
 ) -> ExitCode:
-    """Show the plan, ask, carry it out with a progress bar, and show each message's outcome."""
+    """Show the plan, ask, carry the plan out with a progress bar, and show the outcomes."""
     decision = decision_of(Settings.load(), **decided)
     with opened_pipeline(read_only=dry) as pipeline:
         planned = letters.plan(pipeline, selection=selection)
@@ -255,7 +259,7 @@ def _show_report(done: DeadLetterWork) -> None:
         f"quarantined {units['quarantined']}"
     )
     if waiting := done.outcomes[LetterOutcome.WAITS]:
-        click.echo(f"{counted(waiting, 'message')} left until the daemon (or kfm drain) has ingested their units")
+        click.echo(f"{counted(waiting, 'message')} kept until the daemon (or kfm drain) has ingested their units")
     for message_id in sorted(done.unmet):
         click.echo(f"not done: {message_id}", err=True)
     if done.end not in {None, End.EMPTY, End.LIMIT}:

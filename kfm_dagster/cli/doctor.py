@@ -43,8 +43,8 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     """Check databases, backups, queues, clock, Dagster, stores, disks.
 
     Findings of the same cause are shown together, with the observed and the expected state and the next step. Nothing
-    is changed, and every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2
-    for unreadable settings.
+    is changed, and every check is bounded in time. Exit code 0 without faults, even with warnings, 4 with faults, 2 for
+    unreadable settings.
 
     Example: kfm doctor --json
     """
@@ -66,7 +66,7 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
     from kfm_dagster.cli.tables import show_folded  # noqa: PLC0415, --help needs no tables
 
     if counts[Health.FAULT] and env is Environment.DEV:
-        show_folded("", "kfm demo and kfm ui have their own queue and buckets: faults of these concern production")
+        show_folded("", "kfm demo and kfm ui start their own queue and buckets; here, those of production are checked")
     causes = _by_cause(findings)
     width = max(len(_checks(alike)) for alike in causes)
     for alike in causes:
@@ -92,7 +92,7 @@ def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
 
 
 def _checks(alike: Sequence[Diagnosis]) -> str:
-    """Return the checks' names: the first word if all share it, else the first names."""
+    """Return the first word of the checks' names if several share it, else the first names."""
     names = list(dict.fromkeys(diagnosis.check for diagnosis in alike))
     first_words = {name.partition(" ")[0] for name in names}
     return first_words.pop() if len(first_words) < len(names) else ", ".join(names[:EXAMPLES])
@@ -147,8 +147,8 @@ def _ask(source: FollowerSource) -> Iterator[Diagnosis]:
 
 def _left_out(error: str) -> Iterator[Diagnosis]:
     yield fault(
-        "the follower is left out, and lacks every change of the catalog from now on",
+        "the follower cannot be loaded, so it misses every change of the catalog from now on",
         observed=error,
         expected="a package that can be loaded",
-        next_step="install what it needs, or uninstall it",
+        next_step="install what the follower needs, or uninstall the follower",
     )

@@ -29,8 +29,8 @@ _OUT = click.option(
 @click.option(
     "--verify",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Verify a release bundle, by its folder or the folder of --out: the signature, all sums, and that no file is "
-    "missing or extra.",
+    help="Verify the release bundle in this folder, or in the PTN_EXPORT below it: the signature, all sums, and that "
+    "no file is missing or extra.",
 )
 @click.option(
     "--certificate",
@@ -62,12 +62,12 @@ def export(
     """
     if ctx.invoked_subcommand is not None:
         if verify or certificate or out or key or as_json:
-            raise click.UsageError(f"options of kfm export itself go without {ctx.invoked_subcommand}", ctx)
+            raise click.UsageError(f"kfm export's own options cannot be combined with {ctx.invoked_subcommand}", ctx)
         return
     if verify is not None and (out or key):
         raise click.UsageError("--out and --key write a bundle, --verify reads an existing bundle", ctx)
     if verify is None and certificate:
-        raise click.UsageError("--certificate goes with --verify", ctx)
+        raise click.UsageError("--certificate needs --verify", ctx)
     if verify is not None:
         _verify_bundle(verify, certificate=certificate, as_json=as_json)
     else:
@@ -101,7 +101,7 @@ def dcat(*, out: Path | None, as_json: bool) -> None:
 def graph(*, out: Path | None, as_json: bool) -> None:
     """Write all outputs, Items, objects and lineage as openCypher (graph.cypher) and bulk CSV.
 
-    schema.cypher declares the tables first, for engines that want them (LadybugDB, Kuzu).
+    schema.cypher declares the tables, for engines that need declarations first (LadybugDB, Kuzu).
 
     Example: kfm export graph --out public/
     """
@@ -126,7 +126,7 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
         folder = (out or settings.home / "exports").absolute() / BUNDLE
         refuse_foreign(folder)
         refuse_unwritable(folder, "the export", "name another folder with --out")
-        # After everything that may refuse the release, so that no key is created for a refused release.
+        # After every check that can refuse the release, so that no key is created for a refused release.
         signer = open_signer(settings, key)
         if signer.created is not None:
             click.echo(
@@ -140,9 +140,9 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
 
 
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
-    """Print a bundle's signer and time; `folder` has the bundle, or is the folder of --out.
+    """Print signer and time of the bundle in `folder`, or in the PTN_EXPORT below it.
 
-    Raises RefusedError, and ConfigurationError without a key.
+    Raises RefusedError for a wrong bundle, ConfigurationError without a certificate.
     """
     if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
         folder = folder / BUNDLE

@@ -20,7 +20,7 @@ class NewFile(click.Path):
         self._edited = edited
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a folder that does not exist or takes no file, in addition to click's checks."""
+        """Refuse a path whose folder is missing or takes no file, in addition to click's checks."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
@@ -34,14 +34,14 @@ class NewFile(click.Path):
                 "the file is there already, and may have been edited",
                 observed=path,
                 expected="a new file",
-                next_step=f"move it away, or name another{option}",
+                next_step=f"move it away, or name another file{option}",
             )
         return path
 
 
 def refuse_unwritable_home(home: Path) -> None:
     """Raise ConfigurationError where a data root cannot be created or written; creates nothing."""
-    refuse_unwritable(home, "the data root", "name another with KFM_HOME, or with --home where the command has it")
+    refuse_unwritable(home, "the data root", "name another with KFM_HOME, or with --home if the command has it")
 
 
 def refuse_unwritable(place: Path, name: str, next_step: str) -> None:

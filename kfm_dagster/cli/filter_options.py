@@ -1,4 +1,4 @@
-"""Commands that list a view, options of its filter, and options passed as a single value.
+"""Commands that list a view, options of a view's filter, and options as a single value.
 
 Does not belong here: the form of a table (`tables.py`).
 """
@@ -42,7 +42,7 @@ def lists(view: View, *, next_step: str = "") -> Callable[[Callable[[], None]], 
         @wraps(command)
         def listed(*, row_filter: Filter, limit: int) -> Sequence[Any]:
             if isinstance(row_filter, OfDataset):
-                # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
+                # Checked before the ledger is opened, so a misspelt dataset is reported even without a ledger.
                 require_dataset(row_filter.dataset)
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(row_filter, "wal_id", None):
@@ -100,7 +100,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Add options to a command, which gets them as an argument `name`, built by `value_of`."""
+    """Add options to a command; `value_of` makes the command's argument `name` of their values."""
 
     def bare() -> None: ...
 

@@ -21,20 +21,20 @@ CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
-"""Maximum rows, because the command has no pages; more than the hours of all datasets' products in a year."""
+"""Maximum number of rows, because the command has no pages. All datasets' products have fewer hours in a year."""
 
 
 @click.command()
 @filter_options(GAPS)
 @click.option("--svg", type=NewFile(), help="Write the picture of these days, hour by hour.")
-@click.option("--arrivals", is_flag=True, help="Show how long after scan or run objects were announced, in 90 days.")
-@click.option("--by-lead", is_flag=True, help="The same for each lead of a forecast.")
+@click.option("--arrivals", is_flag=True, help="Show delays of the last 90 days, from scan or run to announcement.")
+@click.option("--by-lead", is_flag=True, help="Show the delays of --arrivals for each lead of a forecast.")
 @rows_as_json
 def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, as_json: bool) -> None:
     """List hours that lack objects, and late or silent products.
 
-    Times are UTC. A hole is an hour that has fewer objects than the contract expects; it closes by itself when they
-    come. kfm reconcile --repair fetches objects that were never announced.
+    Times are UTC. A hole is an hour that has fewer objects than the contract expects; it closes by itself when the
+    missing objects come. kfm reconcile --repair fetches objects that were never announced.
 
     Example: kfm gaps --dataset goes-abi --svg gaps.svg
     """
@@ -62,4 +62,4 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(NOTHING_EXPECTED, err=True)
     for contract in retired:
-        click.echo(f"{contract.id} expects nothing more. {contract.metadata.notice}", err=True)
+        click.echo(f"no more objects of {contract.id} are expected. {contract.metadata.notice}", err=True)

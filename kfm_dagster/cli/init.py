@@ -29,18 +29,18 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
 @click.command()
-@click.option("--role", help="Role of the deployment; it gets its rights, but none to change evidence.")
-@click.option("--retention-role", help="Role of retention; it gets rights to read (docs/retention.md).")
+@click.option("--role", help="Database role of the deployment; it gets no right to change evidence.")
+@click.option("--retention-role", help="Database role of retention; it gets rights to read (docs/retention.md).")
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
     """Create or migrate both databases, and mark the stores.
 
-    Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
-    also concurrently. It creates local folders, but no queues or buckets. On PostgreSQL it works as the role that the
-    DSN names, which then owns the tables. With --role, it also creates that role if missing, without a password; a
-    deployment that works as this role migrates nothing. --retention-role does the same for the role of
-    KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is installed or upgraded in that database.
+    Run it before the first start and after every upgrade, then start the daemon and the web server. It can be repeated,
+    also concurrently. It creates local folders, but no queues or buckets. On PostgreSQL, it connects as the role that
+    the DSN names, and this role owns the tables. --role creates another role if missing, without a password, and grants
+    what a deployment needs; a deployment that connects as this role migrates nothing. --retention-role does the same
+    for the role of KFM_RETENTION_DSN. If KFM_STAC_API_DSN is set, pgstac is installed or upgraded in that database.
 
     Example: kfm init --role kfm_deployment
     """
@@ -50,7 +50,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
             check_role_name(make_url(settings.database_url).get_backend_name(), name)
     if role is not None and role == retention_role:
         raise ConfigurationError(
-            "retention has a role of its own", observed=role, expected="another name than that of --role"
+            "retention needs a role of its own", observed=role, expected="another name than that of --role"
         )
     read_configuration(settings)
     refuse_unwritable_home(settings.home)
@@ -70,7 +70,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
         "queue": {"name": settings.sqs_primary_queue},
     }
     if settings.stac_api_dsn:
-        from kfm_dagster.followers.stac_api.database import StacApiDatabase  # noqa: PLC0415, where there is one
+        from kfm_dagster.followers.stac_api.database import StacApiDatabase  # noqa: PLC0415, an extra
 
         report["stac api"] = dict(StacApiDatabase(settings.stac_api_dsn).install())
     if as_json:

@@ -43,10 +43,12 @@ def items() -> None:
 @click.option(
     "--bbox", metavar="W,S,E,N", help="Only Items whose footprint meets this box; W > E crosses the antimeridian."
 )
-@click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with this property; < and > work, too.")
+@click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only Items with this value; < and > work, too.")
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
-@click.option("--parquet", type=NewFile(), help="Write them as one GeoParquet file.")
-@click.option("--python", "as_python", is_flag=True, help="The line that opens each Item in Python (docs/python.md).")
+@click.option("--parquet", type=NewFile(), help="Write the Items as one GeoParquet file.")
+@click.option(
+    "--python", "as_python", is_flag=True, help="Print a line of Python that opens the Item (docs/python.md)."
+)
 @click.option("--json", "as_json", is_flag=True, is_eager=True, help="One Item per line.")
 @ids_option
 def search(
@@ -61,7 +63,7 @@ def search(
     as_json: bool,
     ids: bool,
 ) -> None:
-    """Search by time, box and properties, over the catalog's files alone, without the database.
+    """Search the catalog's files by time, box and properties, without the database.
 
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """

@@ -1,6 +1,6 @@
 """`kfm pause` and `kfm resume`, also `kfm kill-switch`: switch a dataset off and on again.
 
-A dataset that is off is not received, claimed, replayed or written; its messages stay safe in the queue.
+Nothing of a dataset that is off is received, claimed, replayed or written; its messages stay in the queue.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def resume(*, dataset: str, **decided: Any) -> None:
 
 @click.group("kill-switch")
 def kill_switch() -> None:
-    """Switch datasets off and on, or list those that are off.
+    """Switch datasets off and on, or list the datasets that are off.
 
     Example: kfm pause all --reason "INC-7: the catalog is being moved"
     """

@@ -1,8 +1,8 @@
 """The `kfm` command: lazy subcommands, with a line and an exit code for every refusal.
 
-Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
-the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
-each summary from the module's source, whereas click would import every module for one line.
+Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions. `commands` contains the
+import paths, so that suggestions, completion and walks over the commands see every command. The group's help reads each
+summary from the module's source, because click would import every module for its summary.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _first_paragraph(text: str | None) -> str:
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; a lookup imports the command, listing the names imports none."""
+    """Commands by name. A lookup imports the command; listing the names imports nothing."""
 
     def __getitem__(self, name: str) -> click.Command:
         command = self.data[name]
@@ -70,7 +70,7 @@ class LazyCommands(UserDict[str, Any]):
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called.
 
-    Its help lists the commands of `shown` by heading, by default all; neither help nor completion lists `aliases`.
+    Its help lists the commands of `shown` by heading, or all commands; neither help nor completion lists `aliases`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ _OF_DEVELOPERS = frozenset({"dev", "docs"})
 
 
 def missing_extra(error: ModuleNotFoundError) -> ConfigurationError | None:
-    """Return the refusal that names the extra to install, or None where no extra has the module."""
+    """Return the refusal that names the extra to install, or None if no extra has the module."""
     from importlib import metadata  # noqa: PLC0415
 
     from packaging.requirements import Requirement  # noqa: PLC0415
@@ -180,14 +180,14 @@ ALIASES = {
 def kfm() -> None:
     """Ingest NOAA open data (NODD) into a STAC catalog with provenance.
 
-    More, in the guides: announcements, clock, cloud, mcp, registry, stac.
+    More commands, in the guides: announcements, clock, cloud, mcp, registry, stac.
 
     Example: kfm demo
     """
 
 
 def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm, name: str = "kfm") -> None:
-    """Run the command line; never shows a traceback for bad input."""
+    """Run the command line; never show a traceback for bad input."""
     try:
         with stopped_by_signals():
             code = command.main(args=arguments, prog_name=name, standalone_mode=False)
@@ -228,7 +228,7 @@ def _unwritten() -> DependencyUnavailableError | None:
     try:
         click.echo()
     except OSError as error:
-        # Else the interpreter would write again at its end, and report the failure in lines of its own.
+        # Otherwise the interpreter would write again before it exits, and report the failure in several lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DependencyUnavailableError(
             "the answer cannot be written", observed=error.strerror, next_step="look where the output goes"

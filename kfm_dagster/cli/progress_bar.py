@@ -13,20 +13,21 @@ from kfm_dagster.ingest.acknowledgement import Progress as QueueProgress
 from kfm_dagster.plural import counted
 
 LINE_SECONDS = 15.0
-"""Interval of the lines that replace the bar where the output is no terminal."""
+"""Interval of the lines that replace the bar if the output is not a terminal."""
 
 
 def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:
-    """Return a bar of completed and total `counted`, with the elapsed time and a text."""
+    """Return a bar with completed and total number, the noun `counted`, elapsed time and a text."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(counted))
     return Progress(*columns, TimeElapsedColumn(), TextColumn(text), console=console, transient=transient)
 
 
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
-    """Show completed, known and waiting units on a console; nothing before the first report.
+    """Show completed, known and waiting units on a console.
 
-    So an early refusal stays a single line. Without a terminal a line follows every LINE_SECONDS.
+    Nothing is shown before the first report, so that an early refusal stays a single line. Without a terminal, a line
+    is printed every LINE_SECONDS.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("ingesting", total=None, waiting="")
@@ -34,7 +35,7 @@ def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
 
     def report(now: QueueProgress) -> None:
         nonlocal next_line
-        parts = ((now.queued, "message", "queued"), (now.waiting, "unit", "in wait for a retry"))
+        parts = ((now.queued, "message", "queued"), (now.waiting, "unit", "waiting for a retry"))
         waiting = ", ".join(f"{counted(number, noun)} {state}" for number, noun, state in parts if number)
         if console.is_terminal:
             bar.start()

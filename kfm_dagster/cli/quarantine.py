@@ -1,8 +1,8 @@
 """`kfm retry`, and the commands of `kfm units` about quarantined units.
 
-A decision applies to all its units, or to none if a version has changed. The governance log records the decision.
-A running deployment replays failed units in batches; quarantined units are released at once. Does not belong here:
-collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
+A decision applies to all its units, or to no unit if the version of one has changed. The governance log records the
+decision. A running deployment replays failed units in batches; quarantined units are released at once. Does not belong
+here: the collection of evidence (`ingest/evidence.py`), the execution of decisions (`recovery/`, `ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nar
 version_option = click.option(
     "--version",
     type=POSITIVE,
-    help="Only if the record still has this version (a single WAL_ID only). Default: its current version.",
+    help="Refuse if the record of a single WAL_ID has another version. Default: take its current version.",
 )
 
 
@@ -138,8 +138,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
 def discard(*, wal_ids: tuple[str, ...], version: int | None, as_json: bool, **decided: Any) -> None:
     """Close the cases of quarantined units for good.
 
-    No retry includes them any more, and this cannot be undone. A new version of the object is another unit, and is
-    ingested as usual.
+    Later retries leave these units out, and this cannot be undone. A new version of the object is another unit, and
+    is ingested as usual.
 
     Example: kfm units discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
@@ -175,9 +175,10 @@ def retry(
 ) -> ExitCode:
     """Give failed and quarantined units one more attempt.
 
-    Takes named units, or a filter's units except discarded ones. All are retried or none. A running deployment replays
-    failed units; quarantined units are released, which needs a change reference. In prod a release waits for a second
-    person (kfm governance approve), and the exit code is 6. A released unit that fails again returns to quarantine.
+    Takes the named units, or the units of a filter that are not discarded. If one unit cannot be retried, no unit is.
+    A running deployment replays failed units. Quarantined units are released, which needs a change reference. In prod,
+    a release waits for a second person (kfm governance approve), and the exit code is 6. A released unit that fails
+    again returns to quarantine.
 
     Example: kfm retry 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
@@ -230,7 +231,7 @@ def _require_one_choice(wal_ids: Sequence[str], row_filter: UnitFilter, version:
 
 def _require_one_unit(wal_ids: Sequence[str], version: int | None) -> None:
     if version is not None and len(set(wal_ids)) != 1:
-        raise click.UsageError("--version goes with a single WAL_ID only")
+        raise click.UsageError("--version needs a single WAL_ID")
 
 
 def _named(
@@ -271,10 +272,10 @@ def _replay(
 def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
-    """Print a line for each record, or a JSON object; a replay changes its units later."""
+    """Print a line or a JSON object per record; the replay `replay_run_id` changes it later."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
-        # A transition adds a version; closing a case does not change the record.
+        # A transition adds 1 to the version; closing a case does not change the record.
         new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
         how = f"version {record.version}{new}" if replay_run_id is None else f"by replay {replay_run_id}"
         row |= {} if replay_run_id is None else {"replay_run_id": replay_run_id}

@@ -34,14 +34,14 @@ def queue() -> None:
     "--print",
     "printed",
     type=click.Choice(["iam", "terraform"]),
-    help="Only print the policy of the deployment's role, or the call of deploy/terraform/queue.",
+    help="Only print the IAM policy of the deployment's role, or the Terraform that calls deploy/terraform/queue.",
 )
 @object_as_json
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
     """Create a dataset's queues, with redrive, access policy and SNS subscriptions.
 
-    Names are those of KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE; several datasets share them. Repeating it changes
-    nothing. Exit code 0, or 4 where --update would correct a difference.
+    KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE name the queues, which several datasets share. A second run changes
+    nothing. Exit code 4 if --update would correct a difference, else 0.
 
     Example: kfm queue create --dataset gfs --print iam
     """
@@ -78,4 +78,4 @@ def _show(parts: Sequence[Part], *, dry_run: bool, as_json: bool) -> None:
         difference = f"; observed {part.observed}, expected {part.expected}" if part.observed else ""
         click.echo(f"{part.change.value:10}{part.what}{difference}")
     if any(part.change is PartState.DRIFT for part in parts):
-        click.echo("next: review the differences, then run it with --update")
+        click.echo("next: review the differences, then repeat the command with --update")

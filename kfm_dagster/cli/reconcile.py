@@ -37,12 +37,12 @@ NAMED = 100
 @click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="Last days, including today.")
 @click.option("--from", "first", type=DAY, help="First day (UTC), instead of --days.")
 @click.option("--to", "last", type=DAY, help="Last day, inclusive. Default: today.")
-@click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
+@click.option("--repair", is_flag=True, help="Record missing objects, and repeat units whose Item is lost.")
 @click.option("--reason", help="Reason, recorded in the governance log; needed with --repair.")
 @click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Maximum number of repairs per day.")
 @change_ref_option
 @actor_option
-@click.option("--read", is_flag=True, help="Also read every Item: an Item with other content counts as lost.")
+@click.option("--read", is_flag=True, help="Also read every Item; an Item whose content differs counts as lost.")
 @click.option("--names", is_flag=True, help="Also list the names that differ.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per dataset and day, with names.")
 def reconcile(
@@ -60,11 +60,11 @@ def reconcile(
 ) -> int:
     """Compare days of buckets with ledger, catalog and lineage.
 
-    Changes nothing without --repair. With it, objects without a unit enter the ledger in the bulk lane, and the
-    running deployment ingests them. Units whose Item is lost and whose object is unchanged are repeated by a replay,
-    which needs a --change-ref. Nothing is deleted.
+    Changes nothing without --repair. With --repair, objects without a unit enter the ledger in the bulk lane, and the
+    running deployment ingests them. A replay, which needs a --change-ref, repeats units whose Item is lost and whose
+    object is unchanged. Nothing is deleted.
 
-    Exit code 0 when all four agree, or every difference is being repaired; 4 when any is left.
+    Exit code 0 if bucket, ledger, catalog and lineage agree or every difference is being repaired, else 4.
 
     Example: kfm reconcile --dataset hrrr --days 3 --repair --reason "queue was full on Monday"
     """

@@ -17,7 +17,7 @@ from kfm_dagster.exports.validation import BY_DAY, DAYS, MOST_DAYS, figure, repo
 from kfm_dagster.stages.gates.verdict import OnFailure
 
 SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "retry_count", "Q_res", "p_dim")
-"""KPIs of each day that fit a terminal; page and JSON have all."""
+"""Columns of the daily KPIs that fit into a terminal; page and JSON have all KPIs."""
 
 
 @click.command()
@@ -29,14 +29,14 @@ def report(*, days: int, html: Path | None, as_json: bool) -> int:
 
     Over the last days: units, stage states, gate pass rates, stops, retries, dimensional closure, KPIs.
 
-    Exit code 4 when a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
+    Exit code 4 if a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
 
     Example: kfm report --days 1 --html report.html
     """
     with opened_pipeline(read_only=True) as pipeline:
         summary = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
-        # Imported here: a terminal needs no templates.
+        # Imported here, because only a page needs the templates.
         from kfm_dagster.console.pages import REPORT_OPENING, validation_page  # noqa: PLC0415
 
         write_document(html, validation_page(summary), opening=REPORT_OPENING, option="--html")
@@ -47,7 +47,7 @@ def report(*, days: int, html: Path | None, as_json: bool) -> int:
             columns = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
             rows = [dict(zip(table.columns, map(figure, row), strict=True)) for row in table.rows]
             show_section(table.title, rows, columns)
-    # G1, G6 and G8 have no stop of their own, but the card may make them stop a batch.
+    # The gates G1, G6 and G8 trigger no stop (S1 to S5), but the card can make each of them stop a batch.
     stopped = any(OnFailure.STOP in gate["outcomes"] for gate in summary["gates"].values())
     fine = not (stopped or summary["stops_triggered"]) and summary["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES

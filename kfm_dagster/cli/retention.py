@@ -1,4 +1,4 @@
-"""`kfm retention`: plan and remove data that is older than its policy and needed by nothing."""
+"""`kfm retention`: plan and remove data that nothing needs and that is too old."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def retention() -> None:
 @retention.command()
 @rows_as_json
 def plan(*, as_json: bool) -> None:
-    """Show for each kind the data beyond its age, and how much is needed or would be deleted.
+    """Show how much data of each kind is too old, and how much of it is needed or removable.
 
     Changes nothing.
 
@@ -48,11 +48,11 @@ def plan(*, as_json: bool) -> None:
 @actor_option
 @rows_as_json
 def run(*, actor: str | None, as_json: bool) -> None:
-    """Remove the data that plan shows, by kind and in batches; a rerun continues after a stop.
+    """Remove the removable data, kind by kind and in batches; a stopped run can be repeated.
 
     Example: kfm retention run
     """
-    # Before the stores are opened, because opening creates their folders.
+    # Checked before the stores are opened, because opening creates their folders.
     who = Decision(actor=actor_of(Settings.load(), actor), reason=REASON).actor
     with _opened(writing=True) as pruning:
         _show(pruning.run(actor=who), "removed", policy=pruning.policy, as_json=as_json)

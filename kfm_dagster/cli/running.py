@@ -1,6 +1,6 @@
 """`kfm ui`, `kfm drain`, `kfm worker`: run a deployment on this machine.
 
-`ui` has Dagster's web page and the console until Ctrl-C, `drain` empties a queue and ends, and `worker` ingests
+`ui` serves the Dagster UI and the console until Ctrl-C, `drain` empties a queue and ends, and `worker` ingests
 continuously in this process.
 """
 
@@ -46,22 +46,22 @@ from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
     default=3000,
     show_default=True,
     type=click.IntRange(1, 65534),
-    help="Port of the web page; the console has the next port, if it is free.",
+    help="Port of the Dagster UI. The console has the next port, or any free port if that is taken.",
 )
 @click.option(
     "--cloud",
     type=click.Choice(["embedded", "aws"]),
     default="embedded",
     show_default=True,
-    help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: the services of the AWS variables.",
+    help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: services as the AWS variables say.",
 )
 def ui(*, port: int, cloud: str) -> None:
     """Open the Dagster UI and the console over KFM_HOME.
 
     Runs daemon and sensors until Ctrl-C.
 
-    With the demo's objects it prints a token for decisions in the console, and how to repair the objects that are
-    spoilt on purpose; where KFM_CONSOLE_TOKENS is set, its tokens are valid instead.
+    With the demo's objects, it prints how to repair the objects that are spoilt on purpose, and a token for decisions
+    in the console. It prints no token if KFM_CONSOLE_TOKENS is set, because the tokens of this variable are valid then.
 
     Example: kfm ui --port 3010
     """
@@ -75,7 +75,7 @@ def ui(*, port: int, cloud: str) -> None:
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     hints: list[str] = []
-    # Ctrl-C is the way to end it, not a failure.
+    # Ctrl-C is the way to end the deployment, not a failure.
     with suppress(KeyboardInterrupt), ExitStack() as stack:
         console_port = free_console_port(port)
         own = addresses(settings, port=port, console_port=console_port)
@@ -83,7 +83,7 @@ def ui(*, port: int, cloud: str) -> None:
             page = f"http://127.0.0.1:{port}/locations/kfm_dagster/jobs/ingest"
             hints = _serve_samples(stack, settings, registry, page)
             if settings.console_tokens is None:
-                # Names in KFM_CONSOLE_TOKENS have no other characters.
+                # Names in KFM_CONSOLE_TOKENS can have only these characters.
                 name = re.sub(r"[^\w.@-]", "_", actor_of(settings, None), flags=re.ASCII)[:80]
                 secret = secrets.token_urlsafe(18)
                 own["KFM_CONSOLE_TOKENS"] = f"{name}={secret}"
@@ -108,7 +108,7 @@ def ui(*, port: int, cloud: str) -> None:
 
 
 def addresses(settings: Settings, *, port: int, console_port: int) -> dict[str, str]:
-    """Return the addresses for links between web page and console that settings lack."""
+    """Return the settings for links between Dagster UI and console that have no value yet."""
     own = {} if settings.dagster_url else {"KFM_DAGSTER_URL": f"http://127.0.0.1:{port}"}
     return own if settings.console_url else own | {"KFM_CONSOLE_URL": f"http://127.0.0.1:{console_port}"}
 
@@ -136,12 +136,12 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         stack.enter_context(environment({"KFM_DATASETS": " ".join(sorted(DATASETS | ingested.keys()))}))
     serve_samples(Feed(servers, registry), environment=servers.environment(), home=settings.home)
     spoilt = [
-        "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
+        "two objects are spoilt on purpose; to store them whole, as the provider would, before a retry of their units:",
         f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
     ]
     by_hand = [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
-        # The dialog opens with the partition of the address selected.
+        # Dagster's dialog opens with the partition that the address names.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
     ]
     return [
@@ -153,7 +153,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
 
 
 def free_console_port(port: int) -> int:
-    """Return the port after the page's port, or a free port if that port is taken."""
+    """Return the port after the Dagster UI's `port` if it is free, else any free port."""
     return free_port() if accepts(port + 1) else port + 1
 
 
@@ -201,7 +201,7 @@ def _echo_aside(line: str) -> None:
 
 @click.command()
 @click.option("--max-batches", type=POSITIVE, help="End after this number of batches.")
-@click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is on its way.")
+@click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is in flight.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch.")
 def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:
     """Ingest within seconds of a message, until stopped.

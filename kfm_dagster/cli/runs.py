@@ -19,7 +19,7 @@ from kfm_dagster.views.view import json_row
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
 OVERVIEW = ("node", "did", "outcome")
 SKIPPED = (*OVERVIEW, "why")
-"""Columns where a step was skipped: only skips have a reason."""
+"""Columns if a step was skipped, because only a skip has a reason."""
 
 
 @click.group()
@@ -32,15 +32,15 @@ def runs() -> None:
 
 @runs.command()
 @click.argument("run", type=RUN, metavar="RUN")
-@click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
+@click.option("--full", is_flag=True, help="Also show inputs, hashes, times and measurements of each node.")
 @object_as_json
 def show(*, run: str, full: bool, as_json: bool) -> None:
     """Explain a run: what each step did, or why it was skipped.
 
     Gates that did not pass come first.
 
-    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of an id, or `latest` for the newest
-    ingest. A wal_id selects the run that changed the unit last, an Item's id the run that wrote the Item.
+    RUN is the id of a Dagster run or re-execution, at least the first 8 characters of an id, or `latest` for the newest
+    ingest. A wal_id selects the run that last changed the unit; an Item's id selects the run that wrote the Item.
     Re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
 
     Example: kfm runs show latest
@@ -77,7 +77,7 @@ def _show(account: RunReport, *, storage: str, full: bool) -> None:
 
 
 def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
-    """Return a short row, without the partition that all nodes share and with a run's prefix."""
+    """Return a short row, without the partition that all nodes share; a run id is shortened."""
     why, by = node.why or "", node.applied_by
     return {
         "node": node.node.removesuffix(f"@{partition}"),

@@ -15,13 +15,13 @@ from kfm_dagster.storage.database import Database
 def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False) -> Iterator[Pipeline]:
     """Open the deployment of `settings`, else of the environment. Raises NoLedgerError.
 
-    With `read_only` the database takes no write and is not migrated.
-    Reading must not create a ledger, and a decision must not be stored in a folder that a wrong KFM_HOME names.
+    With `read_only`, the database takes no write and is not migrated. A missing ledger is always refused: reading must
+    not create a ledger, and a decision must not be stored in the folder of a wrong KFM_HOME.
     """
     settings = settings or Settings.load()
     if not read_only:
-        # First read-only: opening to write would create a ledger in any database that KFM_WAL_DSN names. An older
-        # ledger is upgraded.
+        # Read-only first, because opening to write would create a ledger in any database that KFM_WAL_DSN names. An
+        # older ledger is not refused, but upgraded below.
         with suppress(SchemaVersionError):
             Database.open(settings.database_url, read_only=True).dispose()
     with closing(Pipeline.open(settings, read_only=read_only)) as opened:

@@ -1,4 +1,4 @@
-"""`kfm stac`: the STAC API beside the catalog: its lag, its differences, and rebuilding it."""
+"""`kfm stac`: show the lag of the STAC API, compare it with the catalog, and rebuild it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def status(*, as_json: bool) -> None:
 def check(*, collections: Sequence[str], as_json: bool) -> int:
     """Compare the API with the catalog: counts and content hashes of each day. Changes nothing.
 
-    Exit code 4 when they differ, with the days. During an ingest, changes that the API lacks so far count as different.
+    Exit code 4 if they differ; the days that differ are listed. During an ingest, changes that the API does not have
+    yet count as differences.
 
     Example: kfm stac check --collection goes-abi
     """
@@ -83,8 +84,8 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """Empty the API, load it from the catalog, and compare the two as `check` does.
 
-    A collection is missing from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
-    GeoParquet and virtual stores are rewritten in the same way; for them the number of changes is shown.
+    A collection is missing from the API until its Items are loaded. Exit code 4 if API and catalog differ afterwards.
+    GeoParquet and virtual stores are rewritten in the same way, and the number of their changes is shown.
 
     Example: kfm stac rebuild --collection goes-abi
     """
@@ -93,7 +94,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
         follower = _follower(places.values()) if place == PgstacFollower.name else places.get(place)
         if follower is None:
             raise ConfigurationError(
-                f"there is no {place} here",
+                f"this deployment has no follower {place}",
                 expected=", ".join(places) or "a follower",
                 next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install the follower",
             )
@@ -125,7 +126,7 @@ def icechunk(*, dataset: str, name: str, target: str, time: str | None) -> None:
 
     Example: kfm stac icechunk goes-abi G19_ABI-L1b-RadM1_C13 s3://my-icechunk/june --time 2025-06-01/2025-06-30
     """
-    # Imported here, because it takes 0.3 s to import.
+    # Imported here, because the import takes 0.3 s.
     from kfm_dagster.reading.icechunk_form import write_icechunk  # noqa: PLC0415
 
     click.echo(f"{write_icechunk(stores(dataset, name, time=time), target)} steps")

@@ -1,10 +1,10 @@
 """Tables of the commands, in which foreign text is never read as markup.
 
-In a terminal, and in a pipe where COLUMNS is set, a table has that width. A list shows UUIDs by a prefix that every
-command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: empty columns
-before others, the last before earlier columns. A table of `whole` values folds prose between words instead, so that its
-commands and errors can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole
-values, for grep.
+A table is as wide as the terminal, or, in a pipe, as wide as COLUMNS says. To fit, a list shows UUIDs by a prefix that
+every command accepts, and cuts other ids and texts except in the first column. If this is not enough, it leaves out
+columns from the right, empty columns first. A table of `whole` values folds prose between words instead, so that
+commands and errors can be copied from it; it can be wider than the terminal. In a pipe without COLUMNS, a row is a
+single line of whole values, for grep.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
 from kfm_dagster.views.view import json_row, value_of
 
 _ANY_WIDTH = 10_000
-"""Columns of a pipe; a table is only as wide as its content."""
+"""Width of a pipe, in characters; a table is only as wide as its content."""
 LEAST_ID = 24
-"""Columns of a shortened URI or id: the beginning, and more of the end, which distinguishes objects."""
+"""Characters of a shortened URI or id: more of its end than of its beginning, because the end distinguishes objects."""
 LEAST_PROSE = 16
-"""Least width of legible prose, in columns."""
+"""Least width of legible prose, in characters."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+(Z|\+00:00)")
 _ELLIPSIS = "…"
@@ -45,7 +45,7 @@ def _without_json(context: click.Context, _: click.Parameter, ids: bool) -> bool
     return ids
 
 
-# Eager, so that --ids sees also a --json that is typed after it.
+# Eager: click reads --json before --ids, in whichever order they are typed.
 rows_as_json = click.option("--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line.")
 object_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="Only the ids, one per line, for xargs.")
@@ -54,7 +54,7 @@ ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="O
 def list_command(
     *columns: str, ids_of: str | None = None
 ) -> Callable[[Callable[..., Iterable[Any] | None]], Callable[..., None]]:
-    """Return a decorator by which a function of rows becomes a command with --json and --ids.
+    """Return a decorator: a function that returns rows becomes a command with --json and --ids.
 
     `ids_of` is the column of the ids, by default the first. A function that returns None has printed its answer.
     """
@@ -107,7 +107,7 @@ def show_rows(
     # Never narrower than cells that may not fold: a terminal wraps a wider line without adding characters.
     Console(width=max(width, width + _excess(fitted, width))).print(table)
     if left_out := [column.name for column in natural if column not in fitted]:
-        click.echo(f"left out of {width} columns: {', '.join(left_out)}", err=True)
+        click.echo(f"columns left out at a width of {width} characters: {', '.join(left_out)}", err=True)
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ def show_folded(head: str, text: str) -> None:
 
 
 class _Column:
-    """A column fitted to a width: `cells` are the displayed texts, `width` their columns."""
+    """A column fitted to a width: `cells` are the displayed texts, `width` is in characters."""
 
     def __init__(self, name: str, cells: Sequence[str]) -> None:
         self.name = name
@@ -165,7 +165,7 @@ class _Column:
     def cut(self, excess: int) -> None:
         """Narrow the column by at most `excess`: prose loses its end, an id or URI its middle."""
         width = max(self.least, self.width - max(0, excess))
-        # More of an id's end than of its start.
+        # An id keeps more of its end than of its beginning.
         head = (width - 1) // (1 if self.is_prose else 3)
         self.cells = [_shortened(" ".join(cell.split()), width, head=head) for cell in self.cells]
         self.width = self._natural()
@@ -176,7 +176,7 @@ class _Column:
         self.width = max(len(self.name), min(self.width, max(longest, LEAST_PROSE, self.width - excess)))
 
     def shorten_uuids(self) -> None:
-        """Shorten UUIDs to distinct prefixes that commands accept; leave other values."""
+        """Shorten UUIDs to distinct prefixes that commands accept, if all cells are UUIDs or empty."""
         whole = set(self.cells)
         if not any(whole) or not all(_UUID.fullmatch(cell) for cell in whole if cell):
             return

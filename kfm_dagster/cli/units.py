@@ -106,7 +106,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 def history(*, wal_id: str, as_json: bool) -> None:
     """Show every transition of a record, oldest first.
 
-    The reason of a retry is its code (--replay-reason); kfm units show prints the text that its actor wrote.
+    For a retry, the reason is the code of --replay-reason; kfm units show prints the text that the actor wrote.
 
     Example: kfm units history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
@@ -123,7 +123,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @rows_as_json
 @ids_option
 def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool, ids: bool) -> None:
-    """Count and list ignored records of messages, with the reason, the newest message first.
+    """Count and list ignored entries of messages, with the reason, the newest message first.
 
     Example: kfm units ignored --dataset hrrr --reason sidecar --json
     """
@@ -147,7 +147,7 @@ def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: boo
 @limit_option
 @list_command(*REJECTIONS.columns, ids_of="message_id")
 def rejected(*, row_filter: RejectionFilter, body: bool, limit: int) -> Sequence[Any] | None:
-    """List rejected messages and records, with the reason, the newest first.
+    """List rejected messages and entries of messages, with the reason, the newest first.
 
     Example: kfm units rejected --reason malformed_json --json
     """

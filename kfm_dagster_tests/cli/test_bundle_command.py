@@ -104,7 +104,7 @@ def test_a_failed_verification_is_one_line_and_an_exit_code(
         ("export", "--verify", str(tmp_path / "note")): (ExitCode.USAGE, "is a file"),
         ("export", "--verify", str(bundle), "--certificate", "none"): (ExitCode.USAGE, "does not exist"),
         ("export", "--verify", str(bundle), "--certificate", "note"): (ExitCode.USAGE, "no OpenPGP certificate"),
-        ("export", "--verify", str(bundle), "graph"): (ExitCode.USAGE, "go without graph"),
+        ("export", "--verify", str(bundle), "graph"): (ExitCode.USAGE, "cannot be combined with graph"),
     }
     for arguments, (code, expected) in cases.items():
         call(*arguments).refused(expected, code=code)

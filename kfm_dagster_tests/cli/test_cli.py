@@ -82,7 +82,7 @@ def test_the_help_lists_four_groups_of_commands_on_a_line_each_and_hides_other_n
         f"{name}:" for name in SHOWN
     ]
     others = ", ".join(sorted(COMMANDS.keys() - set().union(*SHOWN.values())))
-    assert f"  More, in the guides: {others}." in lines
+    assert f"  More commands, in the guides: {others}." in lines
     listed = dict(line.split(maxsplit=1) for line in lines[lines.index("Try:") :] if line.startswith("  "))
     assert len(listed) <= 26
     assert set(listed) == set().union(*SHOWN.values())

@@ -56,7 +56,7 @@ def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[st
         finally:
             serving.send_signal(ends_by)
         out, err = serving.communicate(timeout=60)
-    expected = "# for a browser; /api/v1 and /metrics for programs; until Ctrl-C\n"
+    expected = "# for browsers; /api/v1 and /metrics are for programs; Ctrl-C ends the server\n"
     assert (serving.returncode, out, err) == (ExitCode.DONE, "", expected)
 
 

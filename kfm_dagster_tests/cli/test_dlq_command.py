@@ -112,7 +112,7 @@ def test_a_drain_reports_the_outcome_of_each_message(dlq_fixture: DlqFixture, ca
     dlq_fixture.dead_bodies()
     second = call("drain", *WHY, "--confirm")
     assert "malformed_json" in second.out
-    assert "1 message left until" in second.out
+    assert "1 message kept until" in second.out
 
 
 @pytest.mark.clause("RPL-06")

@@ -184,7 +184,7 @@ def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
     assert {node["fate"] for node in account_of(call, WAITS)["nodes"]} == {"skipped"}
     assert {node["fate"] for node in root["nodes"]} == {"ran"}
     compared = call("replay", "compare", REEXECUTED[:8], "--dataset", "goes-abi")
-    compared.refused(f"{WORKED} has done nothing of goes-abi", code=ExitCode.REFUSED)
+    compared.refused(f"{WORKED} has no stage of goes-abi", code=ExitCode.REFUSED)
     console = TestClient(console_app(deployment, hosts=["testserver"]), headers={"accept": "text/html"})
     assert f'href="/runs/{WORKED}"' in console.get(f"/runs/{REEXECUTED}").text
     assert f'href="/runs/{WAITS}"' in console.get(f"/runs/{WORKED}").text

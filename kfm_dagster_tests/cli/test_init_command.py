@@ -229,7 +229,7 @@ def test_the_retention_role_gets_its_rights_and_works_with_its_own_dsn(
 ) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
     both = call("init", "--role", deployment_role, "--retention-role", deployment_role)
-    both.refused("retention has a role of its own")
+    both.refused("retention needs a role of its own")
     printed = call("init", "--retention-role", deployment_role, "--json")
     assert (printed.code, f'"retention role": "{deployment_role} (' in printed.out) == (ExitCode.DONE, True)
     monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, deployment_role))

@@ -258,7 +258,9 @@ def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None
     assert call("dataset", "check", "rap.yaml").code == ExitCode.DONE
     assert not {"coverage", "virtual"} & contract.keys()
     (tmp_path / "rap.yaml").unlink()
-    call(*begin, "noaa-two").refused("the entry has several; observed one, two; next: choose one by --bucket")
+    call(*begin, "noaa-two").refused(
+        "the registry entry names several; observed one, two; next: choose one by --bucket"
+    )
     call(*begin, "noaa-two", "--bucket", "two").refused("choose one by --topic")
     call(*begin, "rap").refused("no entry of that name; observed rap; expected noaa-rap")
     call(*begin, "noaa-rap", "--registry", "none").refused("'none' does not exist")

@@ -80,7 +80,9 @@ def test_a_list_drops_empty_columns_then_the_last_ones_and_names_them(
         assert "2026-01-31T06:00:00Z" in printed.out
         assert max(map(len, printed.out.splitlines())) <= columns
         named = sorted(left_out, key=list(row).index)
-        assert printed.err == (f"left out of {columns} columns: {', '.join(named)}\n" if left_out else "")
+        assert printed.err == (
+            f"columns left out at a width of {columns} characters: {', '.join(named)}\n" if left_out else ""
+        )
 
 
 def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +150,7 @@ def test_a_row_is_a_line_of_a_table_or_a_json_object(
 
 def test_without_a_terminal_progress_is_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = Progress(queued=12_345_678, units=30, terminal=12, in_flight=16, waiting=2)
-    line = "ingesting 12/30 units, 12345678 messages queued, 2 units in wait for a retry\n"
+    line = "ingesting 12/30 units, 12345678 messages queued, 2 units waiting for a retry\n"
     for interval, expected in ((0.0, 2 * line), (600.0, "")):
         monkeypatch.setattr(progress_bar, "LINE_SECONDS", interval)
         output = io.StringIO()

@@ -142,7 +142,7 @@ def test_no_gaps_and_no_expectation_give_different_output(
 ) -> None:
     def listed(*arguments: str) -> tuple[str, bool]:
         printed = call("gaps", *arguments)
-        return printed.out.strip(), "Nothing is expected yet" in printed.err
+        return printed.out.strip(), "Nothing is expected until" in printed.err
 
     assert listed() == ("none", True)
     hourly(pipeline, monkeypatch)
@@ -230,7 +230,7 @@ def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
         monkeypatch.setitem(pipeline.registry.contracts, DATASET, ended)
         FeedWatch(pipeline).watch()
         assert bool(silent_feeds(pipeline)) is silent
-        assert f"{DATASET} expects nothing more. Retired since {since}: It ended." in call("gaps").err
+        assert f"no more objects of {DATASET} are expected. Retired since {since}: It ended." in call("gaps").err
     assert [row.label for row in gap_picture(pipeline, days=1).rows] == [f"{DATASET} (retired)"]
     monkeypatch.setitem(pipeline.registry.contracts, DATASET, living)
     FeedWatch(pipeline).watch()

@@ -274,7 +274,7 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert call(*COMPARE, second.dagster_run.run_id).code == 4
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
     compared = call(*COMPARE, "latest", "--dataset", "goes-abi")
-    compared.refused(f"{third.dagster_run.run_id} has done nothing of goes-abi", code=ExitCode.REFUSED)
+    compared.refused(f"{third.dagster_run.run_id} has no stage of goes-abi", code=ExitCode.REFUSED)
     call(*COMPARE, "nobody").refused("nothing is recorded of such a run; observed nobody")
 
     put(objects, [replace(volumes(3)[2], stored=b"")])

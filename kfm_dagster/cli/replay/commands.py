@@ -1,7 +1,7 @@
 """`kfm replay`, also `nodd-replay`: repeat units, always through the ledger.
 
-Exit codes: 0 done, 2 usage or an invalid selection, 3 a guard refused, 4 finished with failures, 5 a dependency is
-unavailable.
+Exit codes: 0 done, 2 wrong usage or an invalid selection, 3 refused by a guard, 4 finished with failures, 5 a
+dependency is unavailable.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
 Change: TypeAlias = Callable[[ReplayEngine, str, Decision], ReplayRun]
 MOST_UNITS = 10_000
-"""Maximum units of failed intents per selection; the next call takes the rest."""
+"""Maximum number of units of failed intents in a selection; the next call takes the remaining units."""
 
 
 @click.group()
@@ -81,7 +81,7 @@ def replay() -> None:
 @click.option("--save", type=NewFile(edited=True), help="Write the selection to this new YAML file.")
 @everywhere
 def select(*, shell: Shell, options: SelectionOptions, save: Path | None) -> None:
-    """Count what a selection matches, break it down and show examples. Changes nothing.
+    """Count a selection's records by dataset, status and error; show examples. Changes nothing.
 
     Example: kfm replay select --dataset goes-abi --status failed --event-time-start 2025-12-04 --save incident.yaml
     """
@@ -127,7 +127,7 @@ def run(*, shell: Shell, options: SelectionOptions, **how: Any) -> ExitCode:
 
 @replay.command("from-spec")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dry-run", "dry", is_flag=True, help="Only show the plan, as options.dry_run does.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only show the plan, as with options.dry_run in the file.")
 @starting
 @everywhere
 def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
@@ -200,15 +200,17 @@ def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 
 @replay.command()
 @click.option("--dataset", type=DATASET, help="Only intents of this dataset.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number of intents."
+)
 @click.option("--dry-run", "dry", is_flag=True, help="Only show the action for each intent.")
-@click.option("--reason", help="Reason, recorded in the governance log; needed where units are retried.")
+@click.option("--reason", help="Reason, recorded in the governance log; needed if units are retried.")
 @change_ref_option
 @actor_option
 @confirm_option
 @everywhere
 def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
-    """Complete intents of failed runs whose work no later run has done.
+    """Complete the intents of failed runs, except if a later run has done their work.
 
     Example: kfm replay intents --dry-run
     """
@@ -221,7 +223,7 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
         if not dry and (units or ready):
             if units:
                 selection = selection_from(shell.settings.env, "the intents", name="failed intents", wal_ids=units)
-                # Before any change, so that a guard's refusal leaves all as it is.
+                # Before any change, so that a guard's refusal leaves everything unchanged.
                 engine.plan(selection, change_ref=decided["change_ref"]).refuse()
                 if not decided["reason"]:
                     raise click.UsageError("retrying units needs a --reason")
@@ -231,7 +233,7 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
             plans = [_carried_out(recovery, plan) if plan in ready else plan for plan in plans]
             if units:
                 started = start(engine, selection, decision_of(shell.settings, **decided))
-                why = f"replay {started.replay_run_id} requeues them"
+                why = f"replay {started.replay_run_id} requeues the units"
                 plans = [replace(plan, why=why) if plan.units else plan for plan in plans]
     rows = [plan.as_json() for plan in plans]
     show(rows, output=shell.output, as_table=lambda: show_rows(rows, INTENT_COLUMNS))

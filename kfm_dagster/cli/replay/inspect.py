@@ -31,7 +31,7 @@ MOST_ROWS = 100_000
 @click.command()
 @click.argument("replay_run_id", type=REPLAY, required=False)
 @selecting
-@click.option("--fields", help="Fields to show, with commas.")
+@click.option("--fields", help="Fields to show, separated by commas.")
 @click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Number of rows.")
 @click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
 @everywhere
@@ -76,7 +76,7 @@ def inspect(
 
 
 def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
-    """Return differing results, newest first: all, or a replay's results that were not approved."""
+    """Return results that differ, newest first: all, or the unpermitted results of a replay."""
     ledger = engine.pipeline.ledger
     if replay_run_id is None:
         return ledger.mismatches(limit=rows)
@@ -97,10 +97,10 @@ def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
 @click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
 @everywhere
 def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
-    """Repeat a run's stages from their checkpoints, the last first, and compare.
+    """Repeat a run's stages from their checkpoints, the last stage first; compare the results.
 
-    Changes nothing. Exit code 4: they differ. RUN is named as for kfm runs show: by its id, the first 8
-    characters or more of it, or `latest`.
+    Changes nothing. Exit code 4 if results differ. RUN is named as for kfm runs show: by its id, by at least the first
+    8 characters of the id, or by `latest`.
 
     Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
     """
@@ -116,9 +116,9 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
         ]
         if not datasets:
             raise RunReplayRefusedError(
-                observed=f"{run_id} has done nothing of {dataset or 'any dataset'}",
-                expected="a run that has received units of it",
-                next_step=f"kfm runs show {run_id} shows what it did",
+                observed=f"{run_id} has no stage of {dataset or 'any dataset'}",
+                expected="a run that has received units of the dataset",
+                next_step=f"kfm runs show {run_id} shows what the run did",
             )
         rows = [
             {**comparison.as_json(), "diverges": comparison.diverges(plan)}

@@ -1,7 +1,7 @@
 """Options and output of the replay commands: settings, selection; tables, JSON and YAML.
 
-Belongs here: converting options to settings and selections, and plans and replays to text. Does not belong here:
-planning and running (`recovery/replay`).
+Belongs here: the conversion of options to settings and selections, and of plans and reports to text. Does not belong
+here: the planning and running of replays (`recovery/replay`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def global_options(command: Command) -> Command:
         global_option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
         global_option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
         global_option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
-        global_option("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
+        global_option("--env", type=click.Choice([env.value for env in Environment]), help="Overrides KFM_ENV."),
     ):
         command = option(command)
     return command
@@ -83,7 +83,7 @@ class Shell:
 
 
 def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the global options to a command, which gets a `shell`. Raises ConfigurationError."""
+    """Add the global options to a command, as its `shell`. Raises ConfigurationError."""
 
     @functools.wraps(command)
     def with_shell(**arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionOptions:
-    """A command's selection: a `file`, or the `parts` of the typed options `names`."""
+    """A command's selection: a `file`, or `parts` from typed options with the names `names`."""
 
     file: Path | None
     parts: Mapping[str, Any]
@@ -162,13 +162,13 @@ _SELECTING = (
         "--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML), instead of the options below."
     ),
     click.option("--name", help="Name of the replay."),
-    click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
+    click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Mode. Default: failed-only."),
     click.option(
         *("--dataset", "--dataset-in", "datasets"),
         type=DATASET,
         multiple=True,
         callback=_listed,
-        help="These datasets, with commas; may be repeated.",
+        help="Only these datasets, separated by commas; may be repeated.",
     ),
     click.option("--status", multiple=True, type=click.Choice([state.value for state in Status]), help="This status."),
     click.option(
@@ -176,19 +176,19 @@ _SELECTING = (
         type=ERROR_CODE,
         multiple=True,
         callback=_listed,
-        help="These last errors, with commas; may be repeated.",
+        help="Only records with these last errors, separated by commas; may be repeated.",
     ),
-    click.option("--first-day", type=DAY, help="Of this UTC day or later."),
-    click.option("--last-day", type=DAY, help="Of this UTC day or earlier."),
+    click.option("--first-day", type=DAY, help="Only records of this UTC day or later."),
+    click.option("--last-day", type=DAY, help="Only records of this UTC day or earlier."),
     click.option("--event-time-start", callback=_moment, help="Written at this time or later (2025-12-04T00:00:00Z)."),
-    click.option("--event-time-end", callback=_moment, help="Written before this time."),
-    click.option("--created-after", callback=_moment, help="Discovered at this time or later."),
-    click.option("--created-before", callback=_moment, help="Discovered before this time."),
-    click.option("--attempts-max", type=COUNT, help="With at most this number of attempts."),
+    click.option("--event-time-end", callback=_moment, help="Only objects written before this time."),
+    click.option("--created-after", callback=_moment, help="Only objects discovered at this time or later."),
+    click.option("--created-before", callback=_moment, help="Only objects discovered before this time."),
+    click.option("--attempts-max", type=COUNT, help="Only records with at most this number of attempts."),
     click.option("--wal-id", "wal_ids", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
     click.option("--limit", "max_records", type=POSITIVE, help="Maximum number of records, oldest event first."),
-    click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
-    click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
+    click.option("--batch-size", type=POSITIVE, help="Number of units that are requeued at a time."),
+    click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more batches."),
     click.option(
         "--records-per-second", type=click.FloatRange(1, LARGEST), help="Maximum rate, below the environment's limit."
     ),
@@ -198,7 +198,7 @@ _SELECTING = (
         "--allow-repair-and-replace", is_flag=True, default=None, help="Also repeat succeeded and quarantined units."
     ),
     click.option(
-        "--must-match", is_flag=True, default=None, help="Repeat successes: a result that differs stops the replay."
+        "--must-match", is_flag=True, default=None, help="Repeat successes; a result that differs stops the replay."
     ),
     click.option("--allow-downgrade", is_flag=True, default=None, help="Also replace results of a newer release."),
     click.option(
@@ -211,7 +211,7 @@ _SELECTING = (
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the selecting options to a command, which gets them as `options`."""
+    """Add the selecting options to a command, which gets their values as `options`."""
 
     def selected(*, selection_file: Path | None, **typed: Any) -> SelectionOptions:
         parts = {name: value for name, value in typed.items() if value not in (None, [], ())}
@@ -232,7 +232,7 @@ _STARTING = (
 
 
 def starting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of starting a replay: actor, reason, and whether to follow it."""
+    """Add the options for a replay's start: actor, reason, and whether to follow the replay."""
     for option in reversed(_STARTING):
         command = option(command)
     return command
