@@ -27,7 +27,7 @@ from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import bring, envelope, finished
 from kfm_dagster_tests.governance.conftest import release
-from kfm_dagster_tests.ledger.test_ledger_governed import DECIDE, decision
+from kfm_dagster_tests.ledger.test_ledger_governed import BACK, DECIDE, decision
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
@@ -210,14 +210,6 @@ def test_a_client_set_to_dev_cannot_override_alone_on_a_prod_database(
     with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
         release(prod, OUT.wal_id, 2, JANE)
     assert every_row(prod.database) == before
-
-
-BACK = """
-UPDATE nodd_wal_records SET
-    status = 'pending', version = version + 1, updated_at = :at, changed_by = 'jane', change_reason = 'incident',
-    replay_reason = 'incident'
-WHERE wal_id = :wal_id
-"""
 
 
 def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:

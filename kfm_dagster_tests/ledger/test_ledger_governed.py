@@ -24,9 +24,9 @@ T = "2025-12-03T12:00:00.000000Z"
 LATER = "2025-12-03T13:00:00.000000Z"
 
 # All requirements of a transition back except its decision, so that only the decision is missing.
-BACK = f"""
+BACK = """
 UPDATE nodd_wal_records SET
-    status = 'pending', version = version + 1, updated_at = '{LATER}', changed_by = 'person',
+    status = 'pending', version = version + 1, updated_at = :at, changed_by = 'person',
     change_reason = 'incident', replay_reason = 'incident'
 WHERE wal_id = :wal_id
 """
@@ -57,7 +57,7 @@ def type_together(bench: Bench, *statements: tuple[str, Mapping[str, Any]]) -> N
     """Execute statements in one transaction."""
     with bench.database.engine.begin() as connection:
         for sql, parameters in statements:
-            connection.execute(sa.text(sql), dict(parameters))
+            connection.execute(sa.text(sql), {"at": LATER, **parameters})
 
 
 NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {

@@ -58,14 +58,6 @@ WHERE wal_id = :wal_id
 RECORD = STANDING["nodd_wal_records"][0]
 
 
-def move_by_hand(bench: Bench, wal_id: str, to: str | None) -> None:
-    # psycopg2 writes values into the text, so each needs a cast; PostgreSQL has a timestamp column.
-    stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
-    bench.type_by_hand(
-        MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),"), to=to, later=LATER, wal_id=wal_id
-    )
-
-
 def type_record(bench: Bench, *, verb: str = "", **changes: Any) -> None:
     """Insert the record of a newly announced unit, with changes."""
     row = {**RECORD, **changes}
@@ -77,8 +69,15 @@ def type_record(bench: Bench, *, verb: str = "", **changes: Any) -> None:
 def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | None) -> None:
     if before is None:
         type_record(bench, wal_id=unit.wal_id, object_uri=unit.object_uri, status=after)
-    else:
-        move_by_hand(bench, unit.wal_id, after)
+        return
+    # psycopg2 writes values into the text, so each needs a cast; PostgreSQL has a timestamp column.
+    stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
+    bench.type_by_hand(
+        MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),"),
+        to=after,
+        later=LATER,
+        wal_id=unit.wal_id,
+    )
 
 
 def refusal_of(action: Callable[[], object]) -> str | None:
