@@ -22,7 +22,6 @@ from kfm_dagster.ingest.evidence_bundle import redacted
 from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.governance.conftest import cases_of, release
@@ -349,20 +348,3 @@ def test_a_unit_released_before_collection_still_gets_its_evidence(pipeline: Pip
     bundle = bundle_of(pipeline, case)
     # The record at its quarantine, not the current one.
     assert (bundle["attempts"], len(bundle["history"])) == (0, record.version)
-
-
-@pytest.mark.clause("BEY-06", "WSM-16")
-def test_a_released_unit_that_fails_again_gets_a_second_case(pipeline: Pipeline) -> None:
-    item = chain.truncated(chain.volumes(1)[0])
-    chain.deliver_each(pipeline, item)
-    chain.work_until_done(pipeline)
-    [record] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
-    assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
-    release(pipeline, record.wal_id, record.version, JANE)
-    chain.work_until_done(pipeline)
-    [requarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
-    # Exactly one more attempt (state machine, 7.4).
-    assert requarantined.attempts == record.attempts + 1
-    second, first = own_tx(cases_of(pipeline)).of(record.wal_id)
-    assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
-    assert bundle_of(pipeline, second)["attempts"] == requarantined.attempts

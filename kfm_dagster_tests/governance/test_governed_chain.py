@@ -136,7 +136,7 @@ def test_units_refused_by_governance_are_quarantined_at_once_without_item_or_lin
     assert (bundle["found"]["state"], bundle["found"]["first_hex"]) == ("withheld", "")
 
 
-@pytest.mark.clause("SEC-03", "WSM-16")
+@pytest.mark.clause("SEC-03", "WSM-16", "BEY-06")
 def test_an_embargoed_unit_is_quarantined_again_until_the_embargo_ends(opened: Open) -> None:
     end = datetime(2026, 2, 1, tzinfo=UTC)
     pipeline = opened(embargo={"until": end})
@@ -151,6 +151,9 @@ def test_an_embargoed_unit_is_quarantined_again_until_the_embargo_ends(opened: O
         assert traces.records(pipeline)[item.uri].status is status
     assert items_of(pipeline).keys() == {item.uri}
     assert len(logged_refusals(pipeline)) == 2
+    cases = own_tx(cases_of(pipeline)).of(record.wal_id)
+    attempts = [read_evidence(pipeline.store, case.evidence_file)["attempts"] for case in cases]
+    assert ([case.state for case in cases], attempts) == ([CaseState.RELEASED] * 2, [2, 1])
     collection = traces.catalog_tree(Path(pipeline.settings.catalog))["nexrad-l2/collection.json"]
     assert collection["kfm:embargo"] == "until 2026-02-01T00:00:00+00:00"
 

@@ -72,12 +72,8 @@ def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | Non
         return
     # psycopg2 writes values into the text, so each needs a cast; PostgreSQL has a timestamp column.
     stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
-    bench.type_by_hand(
-        MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),"),
-        to=after,
-        later=LATER,
-        wal_id=unit.wal_id,
-    )
+    move = MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),")
+    bench.type_by_hand(move, to=after, later=LATER, wal_id=unit.wal_id)
 
 
 def refusal_of(action: Callable[[], object]) -> str | None:
