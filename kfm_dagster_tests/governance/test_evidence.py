@@ -23,7 +23,6 @@ from kfm_dagster.ingest.nodes import IntegrityCheck, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.redaction import redact
-from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.ledger.bench import with_retry
@@ -124,24 +123,17 @@ def test_evidence_of_a_superseded_unit_does_not_read_the_object(
 
 
 @pytest.mark.clause("BEY-06")
-@pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data", "sensitive areas"])
+@pytest.mark.parametrize("why", ["restricted dataset", "indigenous data", "sensitive areas"])
 def test_evidence_has_no_content_that_governance_withholds(why: str, pipeline: Pipeline, objects: Path) -> None:
     item = chain.volumes(1)[0]
     chain.put(objects, [item])
-    if why == "hard fail":
-        chain.notify_each(pipeline, item)
-        claimed = own_tx(pipeline.ledger).claim(
-            dataset=chain.DATASET, partition=chain.PARTITION, run_id="run-1", limit=1
-        )
-        own_tx(pipeline.ledger).settle([failed(unit, "governance_hard_fail") for unit in claimed], run_id="run-1")
+    if why == "sensitive areas":
+        # The object's location is unknown or in a sensitive area.
+        pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
     else:
-        if why == "sensitive areas":
-            # The object's location is unknown or in a sensitive area.
-            pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
-        else:
-            change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
-            pipeline.registry = _governed(pipeline.registry, **change)
-        quarantine_by_hand(pipeline, item)
+        change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
+        pipeline.registry = _governed(pipeline.registry, **change)
+    quarantine_by_hand(pipeline, item)
     EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
