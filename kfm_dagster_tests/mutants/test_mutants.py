@@ -68,6 +68,7 @@ def faults(mutant: Mutant) -> list[str]:
     wrong = [
         mutant.misplaced(ROOT),
         "the change has no effect" if mutant.new == mutant.old else None,
+        "the expression after -k is not quoted" if len(arguments) > expression + 2 else None,
         *(f"{name} does not exist" for name in files if not (ROOT / name).is_file()),
         *(
             f"no test is named {name}"
