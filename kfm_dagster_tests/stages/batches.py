@@ -39,7 +39,7 @@ SAMPLES |= {"goes-abi": goes_abi_samples, "nexrad-l2": nexrad_level2_samples}
 
 
 def sample_objects(dataset: str, count: int) -> Iterator[Specimen]:
-    """Yield sample objects of a dataset; a model's with their index."""
+    """Yield sample objects of a dataset, those of a model with their index."""
     if dataset in MODELS:
         yield from islice((sample for sample in SUBJECTS["grib2"].samples if sample.dataset == dataset), count)
         return
@@ -66,7 +66,7 @@ def extracted(objects: Iterable[Specimen]) -> list[Envelope]:
 
 
 def emitted(unit: Envelope) -> Envelope:
-    """Return the unit after a successful chain."""
+    """Return the unit as it is after a successful chain."""
     match = CONTRACTS.grammars[unit.dataset].match(unit.key)
     return unit.evolve(
         stac=StacResult(
@@ -87,19 +87,19 @@ def batch(dataset: str, count: int = 6) -> tuple[Envelope, ...]:
 
 
 def at(stage: str, unit: Envelope) -> Envelope:
-    """Return the unit after a stage."""
+    """Return the unit as it is after a stage."""
     later = {"integrity", "metadata", "stac", "provenance"} - set(SECTIONS[stage])
     return unit.evolve(**dict.fromkeys(later))
 
 
 def rules(gate: Gate = Gate.G1, **thresholds: float) -> Gates:
     """Return the card's rules, with other thresholds of one gate."""
-    own = Card.load().machine.gates
-    return own.model_copy(update={gate: getattr(own, gate).model_copy(update=thresholds)})
+    of_card = Card.load().machine.gates
+    return of_card.model_copy(update={gate: getattr(of_card, gate).model_copy(update=thresholds)})
 
 
 def subject(*units: Envelope, stage: str = "provenance_emit", **changes: Any) -> Subject:
-    """Return a stage's output over units of one dataset, by default a whole sample of NEXRAD."""
+    """Return a stage's output over units of one dataset, by default of NEXRAD's samples."""
     units = units or batch("nexrad-l2")
     values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE, "rules": rules()} | changes
     return Subject(stage=stage, sections=SECTIONS[stage], envelopes=units, **values)

@@ -37,11 +37,11 @@ class FakeNode(StageNode):
     verification_fails: Exception | None = None
     verdicts: Sequence[Verdict] = ()
     of_input: bool = False
-    """Whether the verdicts also apply to its input."""
+    """Whether the verdicts also apply to the node's input."""
     clock: str | None = None
     is_finished: bool = True
     holds: bool = True
-    """Whether its run still claims a unit."""
+    """Whether the node's run still claims a unit."""
     calls: list[str] = field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""The pipeline card's files: their meaning, and refusals of wrong ones."""
+"""The pipeline card's files: their meaning, and refusals of wrong files."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
             "evidence.campaign",
             "match",
         ),
-        # Half of a character, and an invalid value.
+        # Half of a surrogate pair, and values that are not of their type.
         ('version: "1.0.0"', 'version: "\\ud800"', "line 3 is not valid YAML", "invalid Unicode character"),
         ("max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
         ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is not a value"),
@@ -178,18 +178,18 @@ def test_a_file_that_is_not_text_is_refused_with_its_line(tmp_path: Path, file: 
 def test_exactly_once_needs_its_evidence_and_at_least_once_is_the_default() -> None:
     shipped = TEXTS[STATE_MACHINE]
     assert parse(shipped, StateMachine, source="x").delivery == "at_least_once"
-    unsaid = shipped.replace(UNDECLARED, "")
-    assert parse(unsaid, StateMachine, source="x").delivery == "at_least_once"
+    undeclared = shipped.replace(UNDECLARED, "")
+    assert parse(undeclared, StateMachine, source="x").delivery == "at_least_once"
     declared = parse(shipped.replace(UNDECLARED, DECLARED), StateMachine, source="x")
     assert declared.delivery == "exactly_once"
     assert (declared.evidence.units, declared.evidence.kills) == (9, 2)
 
 
 @pytest.mark.clause("PCS-21")
-def test_no_text_of_the_product_claims_more_than_is_declared() -> None:
+def test_no_text_of_the_product_claims_exactly_once() -> None:
     texts = {page: (ROOT / page).read_text("utf-8") for page in CLAIMING}
     texts["kfm --help"] = CliRunner().invoke(kfm, ["--help"]).output
-    # `exactly_once` is a value of the card; prose promises an effect once, never a delivery.
+    # Only the card has the value `exactly_once`; texts promise that an effect is applied once, not a delivery.
     claims = [path for path, text in texts.items() if re.search(r"(?i)exactly[ -]once", " ".join(text.split()))]
     assert claims == []
 
@@ -209,7 +209,7 @@ def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("PCS-01")
-def test_the_card_of_this_release_equals_the_seed() -> None:
+def test_the_shipped_card_has_the_transitions_and_conditions_of_the_specification() -> None:
     machine = Card.load().machine
     assert [(transition.origin, transition.to) for transition in machine.transitions] == list(POSSIBLE)
     gates, every = {*Gate}, {*Gate, *Stop}
@@ -300,10 +300,10 @@ def test_the_published_schema_equals_the_model_and_accepts_the_shipped_card(file
 def test_the_strict_card_differs_only_in_the_effects_of_faults() -> None:
     shipped, strict = (_leaves(Card.load(folder).machine.model_dump()) for folder in (None, own_folder() / "strict"))
     assert shipped.keys() == strict.keys()
-    assert {place for place, value in shipped.items() if strict[place] != value} == STRICTER
+    assert {path for path, value in shipped.items() if strict[path] != value} == STRICTER
 
 
-def _leaves(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     if not isinstance(value, dict):
-        return {place: value}
-    return {key: leaf for name, part in value.items() for key, leaf in _leaves(part, (*place, str(name))).items()}
+        return {path: value}
+    return {key: leaf for name, part in value.items() for key, leaf in _leaves(part, (*path, str(name))).items()}

@@ -24,9 +24,9 @@ def test_equal_batches_give_equal_bytes() -> None:
 @given(st.lists(envelopes(), max_size=4), st.data())
 def test_only_sections_changed_by_a_stage_are_encoded_again(batch: list[Envelope], data: st.DataObject) -> None:
     columns = columns_of(batch)
-    places = range(len(batch))
-    changed = {place: finished(batch[place]) for place in places if data.draw(st.booleans())}
-    after = [changed.get(place, batch[place]) for place in places]
+    indices = range(len(batch))
+    changed = {index: finished(batch[index]) for index in indices if data.draw(st.booleans())}
+    after = [changed.get(index, batch[index]) for index in indices]
     repeated = columns_of(after, earlier=columns)
     assert to_parquet(repeated) == to_parquet(columns_of(after))
     assert columns_of(list(after), earlier=repeated) == repeated

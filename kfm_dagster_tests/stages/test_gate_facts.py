@@ -33,14 +33,14 @@ def ledger(database: Database) -> Ledger:
     return make_bench(database, CONTRACTS).ledger
 
 
-def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger: Ledger) -> None:
+def test_objects_of_a_partition_are_counted_by_hour_and_groups_of_their_key(database: Database, ledger: Ledger) -> None:
     units = [at("message_parse", unit) for unit in batch("goes-abi", 40)]
     rewritten = identified(units[0], object_version="0" * 32).evolve(event_time=units[0].event_time + timedelta(1))
-    elsewhere = units[1].evolve(
+    on_another_day = units[1].evolve(
         wal_id=WalId("0190b6a5-0000-8000-8000-000000000000"),
         time_range_start=units[1].time_range_start - timedelta(days=1),
     )
-    own_tx(ledger).ensure([*units, rewritten, elsewhere])
+    own_tx(ledger).ensure([*units, rewritten, on_another_day])
     with database.transaction() as tx:
         facts = partition_facts(GOES, DAY.isoformat(), tx=tx)
         assert partition_facts(GOES.model_copy(update={"coverage": None}), DAY.isoformat(), tx=tx) is None
@@ -55,7 +55,7 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     )
     assert facts.day == DAY
     assert counted == expected
-    # No product has been announced yet, so none is expected; a listed day must be complete.
+    # No product has been announced yet, so none is expected; a day whose bucket was listed must be complete.
     assert facts.followed == {}
     assert coverage(subject(*units, partition=facts)).passed
     with database.transaction() as tx:
@@ -65,7 +65,7 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     assert not coverage(subject(*units, partition=listed)).passed
 
 
-def test_an_item_claimed_by_two_objects_is_a_collision_and_an_overwrite_is_not(
+def test_two_objects_with_one_item_id_collide_and_two_versions_of_one_object_do_not(
     database: Database, ledger: Ledger, tmp_path: Path
 ) -> None:
     catalog = Catalog(database, FolderPublisher(tmp_path), CONTRACTS)

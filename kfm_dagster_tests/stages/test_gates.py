@@ -59,9 +59,9 @@ from kfm_dagster_tests.stages.batches import (
 
 DATASETS = ("gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "nbm", "nexrad-l2")
 EVERY = (*DATASETS, "surface-obs")
-"""The last dataset has no expected age and no expected objects per hour."""
+"""`surface-obs` has no expected age and no expected objects per hour."""
 CITED = (*EVERY, "ghcnd", "ghcnh", "nexrad-l2-chunks")
-"""Without GHCN, which has few samples, and chunks, which share an Item per batch."""
+"""EVERY has neither GHCN, which has few samples, nor chunks, which share an Item per batch."""
 GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
 
 
@@ -94,7 +94,7 @@ metadata_with, stac_with = (partial(section_with, section) for section in ("meta
 
 
 def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
-    """Change properties; `__` stands for the colon, None removes one."""
+    """Change properties; `__` stands for the colon, None removes a property."""
 
     def change(unit: Envelope) -> Envelope:
         changed = {
@@ -109,7 +109,7 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
 
 
 def ringed(*positions: tuple[float, ...]) -> tuple[Envelope, ...]:
-    """Return a sample batch of HRRR with this ring as first geometry."""
+    """Return a sample batch of HRRR whose first unit has this ring as geometry."""
     return first_with("hrrr", metadata_with(geometry=ring(*positions)))
 
 
@@ -119,7 +119,7 @@ def site_with(**changes: Any) -> tuple[Envelope, ...]:
 
 
 def suspect(code: str) -> tuple[Issue, ...]:
-    return (Issue(code=code, severity=Severity.SUSPECT, message="the contract lets it through"),)
+    return (Issue(code=code, severity=Severity.SUSPECT, message="the contract accepts this"),)
 
 
 def ring(*positions: tuple[float, ...]) -> dict[str, Any]:
@@ -163,11 +163,11 @@ OTHER = WalId("0190b6a5-0000-8000-8000-000000000000")
 
 @dataclass(frozen=True)
 class Case:
-    """A subject and its gate's expected finding; no finding is a pass."""
+    """A subject and the finding that its gate must report; None if it must pass."""
 
     name: str
     subject: Subject
-    says: str | None = None
+    finding: str | None = None
     units: int = 0
     """The number of faulty units; 0 with a finding is a fault of the batch."""
 
@@ -183,12 +183,12 @@ def cases() -> dict[Gate, list[Case]]:
         Gate.G1: [
             *(Case(f"{name} complete", subject(*batch(name))) for name in EVERY),
             *(
-                Case(f"{stage} has made its own sections", subject(*(at(stage, unit) for unit in nexrad), stage=stage))
+                Case(f"{stage} has added its sections", subject(*(at(stage, unit) for unit in nexrad), stage=stage))
                 for stage in OPERATORS
             ),
             *(
                 Case(
-                    f"{later} misses what {stage} had to make",
+                    f"{later} lacks what {stage} had to add",
                     subject(*(at(stage, unit) for unit in nexrad), stage=later),
                     "section .* is missing",
                     len(nexrad),
@@ -200,8 +200,8 @@ def cases() -> dict[Gate, list[Case]]:
                 subject(*first_with("nexrad-l2", lambda unit: failed(at("message_parse", unit)))),
             ),
             *(
-                Case(f"unit at fault: {says}", subject(*units), says, 1)
-                for says, units in {
+                Case(f"unit at fault: {finding}", subject(*units), finding, 1)
+                for finding, units in {
                     "property nexrad:site is missing": site_with(nexrad__site=None),
                     "property datetime is missing": site_with(datetime=None),
                     "geometry is none of": first_with("nexrad-l2", metadata_with(geometry=None)),
@@ -228,7 +228,7 @@ def cases() -> dict[Gate, list[Case]]:
             ),
             *(
                 Case(
-                    f"what the contract lets through as suspect: {code}",
+                    f"accepted by the contract as suspect: {code}",
                     subject(*first_with("nexrad-l2", metadata_with(**changes, issues=suspect(code)))),
                 )
                 for code, changes in (
@@ -272,11 +272,11 @@ def cases() -> dict[Gate, list[Case]]:
             ),
             *(
                 Case(
-                    f"declaration at fault: {says}",
+                    f"declaration at fault: {finding}",
                     subject(*units, contract=rules_of(units[0].dataset, units=[Quantity(fields=[path], **unit)])),
-                    f"{path}: {says}",
+                    f"{path}: {finding}",
                 )
-                for path, unit, says, units in (
+                for path, unit, finding, units in (
                     ("gsd", {"unit": "s"}, r"s has dimension \[time\], expected \[length\]", goes),
                     ("gsd", {"unit": "km"}, "is declared in km, the standard's unit is m", goes),
                     ("gsd", {"unit": "dBZ"}, "a unit or a dimension is unknown: dBZ", goes),
@@ -285,8 +285,8 @@ def cases() -> dict[Gate, list[Case]]:
                 )
             ),
             *(
-                Case(f"value at fault: {says}", subject(*units), says, 1)
-                for says, units in {
+                Case(f"value at fault: {finding}", subject(*units), finding, 1)
+                for finding, units in {
                     "nexrad:latitude: 91 degree": site_with(nexrad__latitude=91),
                     "nexrad:longitude: nan": site_with(nexrad__longitude=math.nan),
                     "nexrad:height-m: inf": site_with(**{"nexrad:height-m": math.inf}),
@@ -311,15 +311,15 @@ def cases() -> dict[Gate, list[Case]]:
             *(Case(f"{name} fresh", subject(*batch(name))) for name in DATASETS),
             Case("an hour old", subject(old, *nexrad[1:]), "3600 s old", 1),
             Case(
-                "nor is what an archive announces of a day long past",
+                "an archive announces an object of a day long past",
                 subject(old, *nexrad[1:], reference_time=REFERENCE + timedelta(days=2)),
             ),
             Case("a backfill is not stale", subject(old.evolve(lane=Lane.BULK), *nexrad[1:])),
-            Case("fresh when the run took it up", subject(old, reference_time=old.event_time + timedelta(seconds=900))),
+            Case("fresh when the run claimed it", subject(old, reference_time=old.event_time + timedelta(seconds=900))),
         ],
         Gate.G6: [
             *(
-                Case(f"{name} whole", counted(name, full_day(name, DAY)))
+                Case(f"{name} with all objects of its day", counted(name, full_day(name, DAY)))
                 for name in DATASETS
                 if CONTRACTS[name].coverage is not None
             ),
@@ -337,7 +337,7 @@ def cases() -> dict[Gate, list[Case]]:
                 r"G18 ABI-L2-MCMIPC: 0 of 288|G19 ABI-L2-MCMIPC: 0 of 288",
             ),
             Case(
-                "surplus makes up for no hole",
+                "a surplus does not compensate for a missing hour",
                 counted(
                     "hrrr",
                     [*hole, *(replace(count, objects=1000) for count in full_day("hrrr", DAY) if count.hour != 3)],
@@ -350,7 +350,7 @@ def cases() -> dict[Gate, list[Case]]:
                 counted("hrrr", early, reference_time=datetime.combine(DAY, time(5, 59), UTC)),
             ),
             Case(
-                "and is a minute later",
+                "an hour that has settled is expected",
                 counted("hrrr", early, reference_time=datetime.combine(DAY, time(6), UTC)),
                 "conus",
             ),
@@ -369,7 +369,7 @@ def cases() -> dict[Gate, list[Case]]:
                 2,
             ),
             Case(
-                "two units stand as one Item",
+                "two units of one Item",
                 subject(*goes, reissued(goes[0])),
                 "2 units of the batch have the same Item id",
                 2,
@@ -386,11 +386,11 @@ def cases() -> dict[Gate, list[Case]]:
                 subject(*goes, catalog=[owner(goes[0]), owner(reissued(goes[0]))]),
             ),
             Case(
-                "the object was rewritten since",
+                "the object was overwritten since",
                 subject(*nexrad, catalog=[owner(nexrad[0], wal_id=OTHER, object_version="newer")]),
             ),
             Case(
-                "the Item stood for another object",
+                "the Item was that of another object",
                 subject(*nexrad, catalog=[owner(nexrad[0], wal_id=OTHER, object_uri=nexrad[0].object_uri + ".gz")]),
                 r"is or was of another object: s3://.*\.gz",
                 1,
@@ -406,30 +406,30 @@ def cases() -> dict[Gate, list[Case]]:
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_each_gate_finds_exactly_its_faults(gate: Gate) -> None:
-    assert {case.says is None for case in cases()[gate]} == {True, False}
+def test_each_gate_reports_exactly_the_expected_faults(gate: Gate) -> None:
+    assert {case.finding is None for case in cases()[gate]} == {True, False}
     for case in cases()[gate]:
         (verdict,) = evaluate(case.subject, gates=(gate,))
         result = (verdict.gate, verdict.passed, len(verdict.units), verdict.of_batch)
-        of_batch = case.says is not None and case.units == 0
-        assert result == (gate, case.says is None, case.units, of_batch), (case.name, verdict)
+        of_batch = case.finding is not None and case.units == 0
+        assert result == (gate, case.finding is None, case.units, of_batch), (case.name, verdict)
         assert len(verdict.observed) < 200
         assert all(len(finding.what) < 400 for finding in verdict.findings)
-        if case.says is not None:
-            assert any(re.search(case.says, finding.what) for finding in verdict.findings), (case.name, verdict)
+        if case.finding is not None:
+            assert any(re.search(case.finding, reported.what) for reported in verdict.findings), (case.name, verdict)
 
 
 def _share_of(gate: Gate) -> tuple[Subject, float]:
-    """Return a subject with one fault, and its correct share."""
+    """Return a subject with one fault, and the share of its values that is correct."""
     if gate is Gate.G6:
         counts = [count for count in full_day("nexrad-l2", DAY) if count.hour != 3]
         return counted("nexrad-l2", counts), 23 / 24
     change = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
     faulty = subject(*first_with("nexrad-l2", change))
     (verdict,) = evaluate(faulty, gates=(gate,))
-    in_order, total = map(int, re.match(r"(\d+) of (\d+)", verdict.observed).groups())
-    assert in_order == total - 1
-    return faulty, 1 - 1 / total if gate is Gate.G2 else in_order / total
+    correct, total = map(int, re.match(r"(\d+) of (\d+)", verdict.observed).groups())
+    assert correct == total - 1
+    return faulty, 1 - 1 / total if gate is Gate.G2 else correct / total
 
 
 THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "min_coverage"}
@@ -437,7 +437,7 @@ THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "mi
 
 @pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("gate", THRESHOLDS)
-def test_a_share_passes_at_its_threshold_and_fails_one_step_beyond(gate: Gate) -> None:
+def test_a_gate_passes_if_the_share_equals_its_threshold_and_fails_if_the_share_is_one_step_lower(gate: Gate) -> None:
     faulty, share = _share_of(gate)
     for least, passes in ((share, True), (math.nextafter(share, 1), False)):
         (verdict,) = evaluate(replace(faulty, rules=rules(gate, **{THRESHOLDS[gate]: least})), gates=(gate,))
@@ -446,7 +446,7 @@ def test_a_share_passes_at_its_threshold_and_fails_one_step_beyond(gate: Gate) -
 
 @pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_later(dataset: str) -> None:
+def test_a_unit_is_fresh_at_the_maximum_age_and_stale_a_microsecond_later(dataset: str) -> None:
     budget = timedelta(seconds=CONTRACTS[dataset].freshness.budget_seconds)
     for age, units in ((budget, 0), (budget + timedelta(microseconds=1), 1)):
         (verdict,) = evaluate(
@@ -457,7 +457,7 @@ def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_later(dataset: st
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_order_of_units_changes_no_verdict(name: str) -> None:
+def test_the_order_of_units_changes_no_verdict(name: str) -> None:
     late = [unit.evolve(event_time=REFERENCE - timedelta(days=1)) for unit in batch(name)[2:]]
     units = [*first_with(name, properties_with(gsd=-1)), batch(name)[1], *late]
     verdicts = {
@@ -467,7 +467,7 @@ def test_order_of_units_changes_no_verdict(name: str) -> None:
     assert not all(verdict.passed for verdict in next(iter(verdicts)))
 
 
-def test_gates_do_not_apply_to_empty_subjects() -> None:
+def test_only_g8_applies_to_a_batch_whose_units_have_all_failed() -> None:
     verdicts = evaluate(subject(failed(at("message_parse", batch("nexrad-l2")[0])), stage="integrity_check"))
     assert [verdict.gate for verdict in verdicts] == list(GATES)
     assert {verdict.gate for verdict in verdicts if verdict.applies} == {Gate.G8}
@@ -505,7 +505,7 @@ def test_contracts_cite_every_field_of_real_objects(shared_data: Path, reference
 
 @pytest.mark.clause("PCS-13")
 @pytest.mark.parametrize("name", CITED)
-def test_our_own_citations_name_existing_modules(name: str) -> None:
+def test_citations_of_kfm_dagster_name_existing_modules(name: str) -> None:
     root = Path(__file__).resolve().parents[2]
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     own = [entry for entry in CONTRACTS[name].metadata_extract.citations if entry.volume == "kfm_dagster"]
@@ -572,7 +572,7 @@ def test_a_value_is_checked_against_the_standard_s_range(fields: str, low: float
 
 
 @pytest.mark.clause("PCS-12")
-def test_publication_needs_every_quantity_closed() -> None:
+def test_p_dim_is_1_only_if_every_quantity_has_a_declared_unit_and_closes() -> None:
     assert dim_report(subject(*batch("goes-abi")))["p_dim"] == 1.0
     bare = subject(*batch("goes-abi"), contract=rules_of("goes-abi", units=[]))
     report = dim_report(bare)
@@ -604,7 +604,7 @@ def test_units_have_the_expected_dimensions() -> None:
         dimension("[weight]")
 
 
-def test_our_units_equal_pint_s_and_cover_contracts_and_standards() -> None:
+def test_the_table_of_units_equals_pint_and_covers_contracts_and_standards() -> None:
     assert {unit: ask_dimension_of(unit) for unit in DIMENSION_OF} == DIMENSION_OF
     assert {text: ask_dimension(text) for text in DIMENSION} == DIMENSION
     assert all(ask_same_unit(*pair) for pair in SAME)
@@ -615,10 +615,10 @@ def test_our_units_equal_pint_s_and_cover_contracts_and_standards() -> None:
     assert {quantity.dimension for quantity in declared if quantity.dimension} <= set(DIMENSION)
 
 
-# ------------------------------------------------------------------ G8: any pair, and no other
+# ------------------------------------------------------------------ G8: exactly the colliding pairs
 
 
-def test_a_verdict_on_collisions_names_whether_the_catalog_was_checked() -> None:
+def test_a_verdict_on_collisions_states_whether_the_catalog_was_checked() -> None:
     for catalog, scope in ((None, "batch"), ([], "batch and catalog")):
         (verdict,) = evaluate(subject(*batch("nexrad-l2"), catalog=catalog), gates=(Gate.G8,))
         assert verdict.observed.endswith(f"units collide in {scope}")

@@ -39,7 +39,7 @@ def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate,
     shared = verdict(gate, *(Finding(wal_id=unit, what="x") for unit in (UNIT, second)))
     judged = decide(verdicts(shared), CARD.machine, units={UNIT, second})
     assert (judged.stops, dict(judged.leaving), ending(judged, CARD.machine)) == ({stop}, {}, StageState.FAILED)
-    # Faulty units leave if another unit is sound or the batch has one unit; gates without a stop let all leave.
+    # Faulty units are dropped if another unit is sound or the batch has one unit; a gate without a stop drops all.
     for failing, units in (
         (shared, {UNIT, second, WalId("u3")}),
         (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT}),
@@ -54,16 +54,16 @@ def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate,
 
 
 @pytest.mark.clause("PCS-14")
-def test_another_card_gives_the_same_verdicts_other_effects() -> None:
+def test_the_same_verdicts_have_other_effects_under_another_card() -> None:
     late = verdicts(verdict(Gate.G5, Finding(what="late")))
     stops = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
-    deaf = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
+    blind_to_s2 = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
     assert ending(decide(late, stops), stops) is StageState.FAILED
     assert ending(decide(late, CARD.machine), CARD.machine) is StageState.SUCCEEDED
     assert decide(late, stops).stops == {Stop.S2}
     lax = card('when: "G1..G8 && !S1..S5"', 'when: "G1..G4"')
     both = card('when: "any(S1..S5)"', 'when: "S1 && S2"')
-    assert ending(decide(late, stops), deaf) is StageState.FAILED
+    assert ending(decide(late, stops), blind_to_s2) is StageState.FAILED
     merged = parse(
         TEXT.replace('when: "any(S1..S5)"', 'when: "S1 && S2"').replace('"G1..G8 && !S1..S5"', '"G1..G4"'),
         StateMachine,
@@ -71,12 +71,12 @@ def test_another_card_gives_the_same_verdicts_other_effects() -> None:
     )
     assert ending(decide(late, stops), merged) is StageState.SUCCEEDED
     assert (ending(decide(late, stops), lax), ending(decide(late, stops), both)) == (StageState.FAILED,) * 2
-    open_door = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
-    assert may_start(decide(verdicts(verdict(Gate.G2, Finding(what="x"))), open_door), open_door, deps_succeeded=False)
+    lenient = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
+    assert may_start(decide(verdicts(verdict(Gate.G2, Finding(what="x"))), lenient), lenient, deps_succeeded=False)
 
 
 @pytest.mark.clause("PCS-05")
-def test_the_key_has_exactly_the_parts_named_in_the_card() -> None:
+def test_the_idempotency_key_has_exactly_the_parts_that_the_card_names() -> None:
     parts = {"run_id": "r", "stage": "s", "partition": "2025-04-02", "window": "w"}
     key = idempotency_key(CARD.machine, parts)
     assert key == idempotency_key(CARD.machine, {**parts, "stage": "other"})
@@ -86,11 +86,11 @@ def test_the_key_has_exactly_the_parts_named_in_the_card() -> None:
     with_stage = card("run_id+partition+window", "run_id+stage")
     assert idempotency_key(with_stage, parts) == idempotency_key(with_stage, {**parts, "window": "x"})
     assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
-    # Text at the boundary of two parts belongs to only one of them.
+    # A part that includes the text of the next part gives another key.
     assert idempotency_key(CARD.machine, {**parts, "run_id": "r\npartition=2025-04-02"}) != key
 
 
 @pytest.mark.clause("PCS-02")
-def test_a_unit_leaves_by_the_first_gate_that_rejects_it() -> None:
+def test_a_unit_that_several_gates_reject_has_the_verdict_of_the_first() -> None:
     first, second = (verdict(gate, Finding(what=gate.value, wal_id=UNIT)) for gate in (Gate.G1, Gate.G8))
     assert dict(decide(verdicts(first, second), CARD.machine).leaving) == {UNIT: first}

@@ -43,7 +43,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.mark.clause("RSP-03", "RSP-04")
-def test_every_later_call_skips_and_returns_the_output(runner: StageRunner, spans: InMemorySpanExporter) -> None:
+def test_each_later_call_is_skipped_and_returns_the_output(runner: StageRunner, spans: InMemorySpanExporter) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     spans.clear()
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_every_later_call_skips_and_returns_the_output(runner: StageRunner, span
 
 @pytest.mark.clause("RSP-03")
 @pytest.mark.parametrize("change", ["parameters", "upstream", "node"])
-def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
+def test_a_node_with_another_name_upstream_or_parameter_is_executed(runner: StageRunner, change: str) -> None:
     upstream = execute(runner, FakeNode([envelope(0)], kind="nexrad-l2.message_parse"))
     second = execute(runner, FakeNode([envelope(9)], kind="nexrad-l2.message_parse", setting=2))
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
@@ -75,8 +75,8 @@ def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
 
 
 @pytest.mark.clause("RSP-18")
-@pytest.mark.parametrize("holds", [False, True], ids=["ended", "still with units"])
-def test_other_inputs_keep_the_record_of_a_run_without_units(runner: StageRunner, *, holds: bool) -> None:
+@pytest.mark.parametrize("holds", [False, True], ids=["no units left", "units left"])
+def test_a_run_without_units_keeps_its_record_in_spite_of_other_inputs(runner: StageRunner, *, holds: bool) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     node = FakeNode([envelope(2)], setting=2, holds=holds)
     batch = execute(runner, node)
@@ -93,7 +93,7 @@ def test_other_inputs_keep_the_record_of_a_run_without_units(runner: StageRunner
 
 
 @pytest.mark.clause("IEN-07")
-def test_content_applied_by_another_run_is_reused_with_its_run(runner: StageRunner) -> None:
+def test_content_applied_by_another_run_is_reused_and_that_run_is_recorded(runner: StageRunner) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     node = FakeNode([envelope(2)])
     batch = execute(runner, node, run_id="other")
@@ -108,18 +108,18 @@ def test_content_applied_by_another_run_is_reused_with_its_run(runner: StageRunn
 
 @pytest.mark.parametrize(
     "why",
-    ["its units are in work", "it did not succeed", "it was taken back", "somebody says so", "the code is another"],
+    ["its units are in progress", "it did not succeed", "it was revoked", "a person forces it", "the code has changed"],
 )
-def test_content_that_may_not_be_reused_is_computed_again(runner: StageRunner, why: str) -> None:
+def test_content_that_must_not_be_reused_is_computed_again(runner: StageRunner, why: str) -> None:
     bad = why == "it did not succeed"
     first = execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
-    if why == "it was taken back":
+    if why == "it was revoked":
         with runner.database.transaction() as tx:
             runner.run_states.put(first.state.revoked(by="replay", at=NOW), tx)
-    node = FakeNode([envelope(2)], is_finished=why != "its units are in work")
-    if why == "the code is another":
+    node = FakeNode([envelope(2)], is_finished=why != "its units are in progress")
+    if why == "the code has changed":
         runner = replace(runner, code=CodeFingerprint(code_sha="decaf", lockfile_hash="10cc"))
-    force = "the reader was wrong" if why == "somebody says so" else None
+    force = "the reader was wrong" if why == "a person forces it" else None
     batch = runner.commit(runner.run(node, run_id="other", upstream=None, force=force))
     assert node.calls == ["transform", "apply", "after_commit"]
     assert batch.skipped is None
@@ -128,7 +128,7 @@ def test_content_that_may_not_be_reused_is_computed_again(runner: StageRunner, w
     assert intent.payload["params"].get("kfm:forced", {}).get("reason") == force
 
 
-def test_downstream_of_a_reused_batch_even_a_failure_is_reused(runner: StageRunner) -> None:
+def test_after_a_reused_batch_even_the_failed_output_of_the_next_node_is_reused(runner: StageRunner) -> None:
     def chain(run_id: str) -> list[FakeNode]:
         first = FakeNode([envelope(1)], kind="nexrad-l2.message_parse")
         second = FakeNode([failed(envelope(1))])
@@ -141,19 +141,19 @@ def test_downstream_of_a_reused_batch_even_a_failure_is_reused(runner: StageRunn
 
 
 @pytest.mark.clause("IEN-06")
-@pytest.mark.parametrize("in_work", [False, True])
-def test_of_two_runs_with_equal_content_the_second_reuses_or_keeps_its_own(
-    runner: StageRunner, *, in_work: bool
+@pytest.mark.parametrize("in_progress", [False, True])
+def test_the_second_of_two_runs_with_equal_content_reuses_the_first_output_or_applies_its_own(
+    runner: StageRunner, *, in_progress: bool
 ) -> None:
-    nodes = {run_id: FakeNode([envelope(1)], is_finished=not in_work) for run_id in ("run", "other")}
+    nodes = {run_id: FakeNode([envelope(1)], is_finished=not in_progress) for run_id in ("run", "other")}
     stages = {run_id: runner.run(node, run_id=run_id, upstream=None) for run_id, node in nodes.items()}
     batches = {run_id: runner.commit(stage) for run_id, stage in stages.items()}
     assert batches["run"].skipped is None
     assert nodes["run"].calls == ["transform", "apply", "after_commit"]
-    assert (batches["other"].skipped is None) == in_work
-    assert ("apply" in nodes["other"].calls) == in_work
+    assert (batches["other"].skipped is None) == in_progress
+    assert ("apply" in nodes["other"].calls) == in_progress
     ends = [intent.status for intent in runner.nodes.intents.of_run("other")]
-    assert ends == ([IntentStatus.SKIPPED, IntentStatus.APPLIED] if in_work else [IntentStatus.SKIPPED])
+    assert ends == ([IntentStatus.SKIPPED, IntentStatus.APPLIED] if in_progress else [IntentStatus.SKIPPED])
 
 
 @pytest.mark.clause("RSP-05", "RSP-06")
@@ -179,12 +179,12 @@ def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip
 
 
 @pytest.mark.clause("DAG-02", "PCS-04")
-@pytest.mark.parametrize("output", ["nothing", "with a failed unit", "handed on"])
-def test_a_failure_before_an_attempt_is_recorded_unless_an_earlier_attempt_has_output(
+@pytest.mark.parametrize("output", ["nothing", "with a failed unit", "reused"])
+def test_a_failure_before_the_start_of_an_attempt_is_recorded_unless_an_earlier_one_has_output(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     node = FakeNode([envelope(1), failed(envelope(2))] if output == "with a failed unit" else [envelope(1)])
-    if output == "handed on":
+    if output == "reused":
         execute(runner, node, run_id="before")
     before = None if output == "nothing" else execute(runner, node).state
     monkeypatch.setattr(node, "unlocked", lambda: 1 / 0)
@@ -208,9 +208,9 @@ def test_a_rolled_back_stage_is_not_repeated_in_its_run(runner: StageRunner) -> 
 
 
 @pytest.mark.clause("RSP-03", "PCS-01")
-@pytest.mark.parametrize("is_over", [False, True], ids=["done", "rolled back"])
+@pytest.mark.parametrize("is_rolled_back", [False, True], ids=["done", "rolled back"])
 def test_a_stage_ended_by_another_process_of_the_run_is_not_repeated(
-    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, is_over: bool
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, is_rolled_back: bool
 ) -> None:
     prepare, ended = runner.nodes.meter.prepare, list[StageBatch]()
 
@@ -218,14 +218,14 @@ def test_a_stage_ended_by_another_process_of_the_run_is_not_repeated(
         prepare()
         monkeypatch.setattr(runner.nodes.meter, "prepare", prepare)
         ended.append(execute(runner, FakeNode([envelope(1)])))
-        if is_over:
+        if is_rolled_back:
             with runner.database.transaction() as tx:
                 runner.port.revoke(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
 
-    # After the stage's check for a skip and before its start.
+    # The other process ends after the late stage's check for a skip and before its start.
     monkeypatch.setattr(runner.nodes.meter, "prepare", ends_first)
     late = FakeNode([envelope(2)])
-    if is_over:
+    if is_rolled_back:
         with pytest.raises(StageFailedError) as refused:
             execute(runner, late)
         assert isinstance(refused.value.__cause__, RolledBackError)
@@ -252,7 +252,7 @@ def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> N
         runner.port.load_output("nexrad-l2.integrity_check", "run")
 
 
-def of_the_database(code: int) -> DBAPIError:
+def database_error(code: int) -> DBAPIError:
     original = sqlite3.OperationalError("x")
     original.sqlite_errorcode = code
     return DBAPIError("SELECT", {}, original)
@@ -264,14 +264,14 @@ def of_the_database(code: int) -> DBAPIError:
     [
         (OverflowError(), True),
         (MemoryError(), True),
-        (of_the_database(sqlite3.SQLITE_CONSTRAINT), True),
-        (of_the_database(sqlite3.SQLITE_FULL), False),
+        (database_error(sqlite3.SQLITE_CONSTRAINT), True),
+        (database_error(sqlite3.SQLITE_FULL), False),
         (OSError(28, "no space"), False),
         (GenericError("no answer"), False),
         (EndpointConnectionError(endpoint_url="http://x"), False),
         (ContractError("wrong"), False),
     ],
 )
-def test_dependency_errors_and_refusals_are_not_a_units_fault(error: Any, *, expected: bool) -> None:
+def test_errors_of_dependencies_and_refusals_are_not_the_fault_of_a_unit(error: Any, *, expected: bool) -> None:
     assert may_be_of_a_unit(error) is expected
     assert may_be_of_a_unit(StageFailedError(dataset_id="hrrr.settle", cause=error)) is expected

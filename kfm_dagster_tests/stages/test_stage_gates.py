@@ -108,10 +108,10 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     broken = FakeNode([], fails=RuntimeError("x"))
     with pytest.raises(StageFailedError):
         execute(runner, broken, upstream=upstream)
-    never = replace(upstream, state=replace(upstream.state, dataset_id=SECOND))
+    failed_upstream = replace(upstream, state=replace(upstream.state, dataset_id=SECOND))
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract")
     with pytest.raises(StageFailedError, match="its upstream has not succeeded") as refused:
-        execute(runner, node, upstream=never)
+        execute(runner, node, upstream=failed_upstream)
     assert refused.value.error_class is ErrorClass.E_GATE
     assert node.calls == []
     assert state(runner, node.kind) is StageState.PENDING
@@ -121,13 +121,13 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     )  # fmt: skip
     # Once the upstream has succeeded, the same attempt starts.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
-    execute(runner, node, upstream=never)
+    execute(runner, node, upstream=failed_upstream)
     assert [row.attempt for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == node.kind] == [1]
 
 
 @pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
-def test_an_unchecked_batch_is_checked_before_use(runner: StageRunner, gate: Gate) -> None:
+def test_an_output_loaded_from_the_store_is_checked_before_use(runner: StageRunner, gate: Gate) -> None:
     first(runner)
     recalled = runner.port.load_output(FIRST, "run")
     # G8 does not apply to a stage's input, so it is not recorded either.
@@ -140,7 +140,7 @@ def test_an_unchecked_batch_is_checked_before_use(runner: StageRunner, gate: Gat
 
 
 @pytest.mark.clause("PCS-02")
-def test_an_earlier_runs_output_is_not_checked_again(runner: StageRunner) -> None:
+def test_a_reused_output_of_an_earlier_run_is_not_checked_again(runner: StageRunner) -> None:
     upstream = first(runner)
     reused = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", decision=None)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
@@ -153,18 +153,18 @@ def test_an_earlier_runs_output_is_not_checked_again(runner: StageRunner) -> Non
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PARTIAL])
 def test_an_upstream_known_only_to_run_state_must_not_have_failed(runner: StageRunner, outcome: Outcome) -> None:
     upstream = first(runner)
-    of_old = replace(upstream, state=replace(upstream.state, dataset_id="nexrad-l2.older", outcome=outcome))
+    upstream_of_old = replace(upstream, state=replace(upstream.state, dataset_id="nexrad-l2.older", outcome=outcome))
     node = FakeNode([envelope(1)])
     if outcome is Outcome.PARTIAL:
-        execute(runner, node, upstream=of_old)
+        execute(runner, node, upstream=upstream_of_old)
         return
     with pytest.raises(StageFailedError, match="its upstream has not succeeded"):
-        execute(runner, node, upstream=of_old)
+        execute(runner, node, upstream=upstream_of_old)
     assert node.calls == []
 
 
 @pytest.mark.clause("PCS-07")
-def test_a_stage_without_checkpoint_keeps_only_its_digest(under: Under) -> None:
+def test_a_stage_without_a_checkpoint_keeps_only_the_digest_of_its_output(under: Under) -> None:
     runner = under(("integrity_check, metadata", "metadata"))
     batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
@@ -188,7 +188,7 @@ def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(run
 
 
 @pytest.mark.clause("PCS-06")
-def test_a_success_is_never_retried_and_an_unopened_attempt_by_the_callers_count(
+def test_a_success_is_never_retried_and_the_caller_counts_attempts_that_were_not_opened(
     runner: StageRunner,
 ) -> None:
     execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
@@ -238,22 +238,22 @@ def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
 
 
 @pytest.mark.clause("PCS-20")
-def test_faulty_units_leave_with_the_gates_code_and_their_batch_is_not_a_success(runner: StageRunner) -> None:
+def test_faulty_units_get_the_code_of_the_gate_and_their_batch_is_not_a_success(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)])
     batch = execute(runner, node, upstream=first(runner))
     assert [unit.failure.code if unit.failure else None for unit in batch.envelopes] == [None, GateIssue.G4, None]
     assert batch.state.outcome is Outcome.PARTIAL
     summary = batch.state.validation_summary
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
-    # Leaving units stop nothing, and the audit has no stop.
+    # Faulty units do not stop the stage, so the audit has no stop.
     assert [event for kind, event in lines(runner) if kind == "stop"] == []
     assert list(runner.port.load_output(SECOND, "run").envelopes) == list(batch.envelopes)
-    # A unit that left keeps its first reason.
+    # A unit that has failed before keeps its first reason.
     gone = failed(envelope(1))
     both = FakeNode([gone], verdicts=[fault(Gate.G1, 1), fault(Gate.G8, 1)], setting=3)
     [unit] = execute(runner, both, run_id="third", upstream=first(runner, "third", units=4)).envelopes
     assert unit == gone
-    # An effect outside the database fails all units.
+    # A stage with effects outside the database fails as a whole.
     effects = FakeEffectNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], setting=2)
     with pytest.raises(StageFailedError):
         execute(runner, effects, run_id="other", upstream=first(runner, "other", units=3))
@@ -261,7 +261,7 @@ def test_faulty_units_leave_with_the_gates_code_and_their_batch_is_not_a_success
 
 
 @pytest.mark.clause("PCS-06")
-def test_a_degraded_path_marks_the_output_and_everything_derived_from_it(runner: StageRunner) -> None:
+def test_a_gate_that_restricts_marks_the_output_and_everything_derived_from_it(runner: StageRunner) -> None:
     late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     assert late.restricted == (Gate.G6,)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G5, 1)])
@@ -271,12 +271,12 @@ def test_a_degraded_path_marks_the_output_and_everything_derived_from_it(runner:
     assert newest.restricted == after.restricted
     [*_, moved] = runner.lifecycle.store.audit.of_stage("run", node.kind)
     assert moved["details"]["restricted"] == ["G5", "G6"]
-    # A degraded path does not count as a stop.
+    # A gate that restricts does not count as a stop.
     assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G6"]
 
 
 @pytest.mark.clause("PCS-05", "PCS-06")
-def test_retries_follow_the_card_s_pauses_number_and_deadline(under: Under) -> None:
+def test_the_card_sets_the_pauses_the_number_and_the_deadline_of_retries(under: Under) -> None:
     policy = ("retry_policy: {max_retries: 3, backoff: exp+jitter", "retry_policy: {max_retries: 2, backoff: exp")
     upstream = first(under())
     for attempt, wait in ((1, 1.0), (2, 2.0), (3, None)):
@@ -294,10 +294,10 @@ def test_retries_follow_the_card_s_pauses_number_and_deadline(under: Under) -> N
     )
     late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
     assert late.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
-    # An attempt may start at the deadline, one second after the first opened, and no later.
-    even = ("max_retries: 3, backoff: exp+jitter", "max_retries: 9, backoff: const, base: 1m")
+    # The first attempt opened after one second. A retry can start at the deadline, ten minutes later, and no later.
+    constant = ("max_retries: 3, backoff: exp+jitter", "max_retries: 9, backoff: const, base: 1m")
     for second, wait in ((1, 60.0), (2, None)):
-        at = under(even, after=timedelta(minutes=9, seconds=second))
+        at = under(constant, after=timedelta(minutes=9, seconds=second))
         assert at.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
     attempts = [row for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == SECOND]
     assert len({(entry.idempotency_key, entry.input_hashes) for entry in attempts}) == 1
@@ -306,7 +306,7 @@ def test_retries_follow_the_card_s_pauses_number_and_deadline(under: Under) -> N
 
 @pytest.mark.clause("PCS-04", "PCS-06", "RSP-05", "IEN-06")
 @pytest.mark.parametrize(
-    ("trouble", "error_class", "again"),
+    ("trouble", "error_class", "is_retried"),
     [
         ({"fails": OSError("away")}, ErrorClass.E_INTERNAL, True),
         ({"fails": RuntimeError("wrong")}, ErrorClass.E_INTERNAL, True),
@@ -320,8 +320,8 @@ def test_retries_follow_the_card_s_pauses_number_and_deadline(under: Under) -> N
         ({"verdicts": [fault(Gate.G8)]}, ErrorClass.E_GATE, False),
     ],
 )
-def test_transient_errors_are_rolled_back_and_retried_and_others_wait_for_a_person(
-    runner: StageRunner, trouble: dict[str, Any], error_class: ErrorClass, *, again: bool
+def test_stages_with_transient_errors_are_retried_and_stages_with_other_errors_wait_for_a_person(
+    runner: StageRunner, trouble: dict[str, Any], error_class: ErrorClass, *, is_retried: bool
 ) -> None:
     def intents() -> list[IntentStatus]:
         return [intent.status for intent in runner.nodes.intents.of_run("run") if intent.node == node.name]
@@ -330,7 +330,7 @@ def test_transient_errors_are_rolled_back_and_retried_and_others_wait_for_a_pers
     with pytest.raises(StageFailedError) as failed:
         execute(runner, node, upstream=upstream)
     assert failed.value.error_class is error_class
-    assert (runner.lifecycle.retry_in("run", SECOND, error_class) is not None) == again
+    assert (runner.lifecycle.retry_in("run", SECOND, error_class) is not None) == is_retried
     assert state(runner) is StageState.ROLLED_BACK
     assert (runner.run_states.get(SECOND, "run").outcome, intents()) == (Outcome.FAILED, [IntentStatus.FAILED])
     # The next attempt resumes the intent.
@@ -339,7 +339,7 @@ def test_transient_errors_are_rolled_back_and_retried_and_others_wait_for_a_pers
 
 
 @pytest.mark.clause("PCS-03", "PCS-15")
-def test_a_stage_without_its_units_is_not_compensated_and_the_audit_records_it(runner: StageRunner) -> None:
+def test_a_stage_without_claimed_units_is_not_compensated_and_the_audit_records_why(runner: StageRunner) -> None:
     node = FakeEffectNode([], fails=OSError("away"), is_owned=False)
     with pytest.raises(StageFailedError):
         execute(runner, node, upstream=first(runner))
@@ -386,7 +386,7 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
     ]
 
 
-def test_a_resumed_worker_commits_nothing_after_another_took_over_its_stage(runner: StageRunner) -> None:
+def test_a_resumed_worker_commits_nothing_after_another_worker_took_over_its_stage(runner: StageRunner) -> None:
     upstream = first(runner)
     slow, quick = FakeNode([envelope(1)]), FakeNode([envelope(2)])
     computed = runner.run(slow, run_id="run", upstream=upstream)
@@ -399,7 +399,7 @@ def test_a_resumed_worker_commits_nothing_after_another_took_over_its_stage(runn
     assert state(runner) is StageState.SUCCEEDED
 
 
-def test_a_worker_that_fails_after_a_takeover_keeps_the_other_s_record(
+def test_a_worker_that_fails_after_a_takeover_keeps_the_record_of_the_other_worker(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -449,7 +449,7 @@ def test_a_failure_that_cannot_be_recorded_still_requests_a_retry(
 
 
 @pytest.mark.clause("PCS-03", "DAG-02")
-def test_a_failure_refused_by_external_run_state_is_still_compensated(
+def test_a_failure_that_external_run_state_cannot_record_is_still_compensated(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -462,7 +462,7 @@ def test_a_failure_refused_by_external_run_state_is_still_compensated(
     assert state(runner) is StageState.ROLLED_BACK
 
 
-def test_a_worker_that_ends_during_recovery_does_not_prevent_closing_other_attempts(
+def test_recovery_closes_the_other_attempts_although_one_worker_ends_meanwhile(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -471,7 +471,7 @@ def test_a_worker_that_ends_during_recovery_does_not_prevent_closing_other_attem
     with runner.database.transaction() as tx:
         running = runner.lifecycle.store.unfinished(["run", "other"], limit=10, tx=tx)
         runner.lifecycle.store.move(running[0], StageState.SUCCEEDED, tx=tx)
-    # The attempts as the sensor read them before.
+    # Recovery gets the attempts as the sensor read them before that end.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
     runner.lifecycle.close(["run", "other"])
     ended = [own_tx(runner.lifecycle.store).newest(attempt.run_id, attempt.stage) for attempt in running]
@@ -481,24 +481,24 @@ def test_a_worker_that_ends_during_recovery_does_not_prevent_closing_other_attem
 
 @pytest.mark.clause("IEN-07")
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-def test_a_reusing_stage_waits_for_its_node_s_commit_before_locking_the_audit(runner: StageRunner) -> None:
+def test_a_stage_that_reuses_output_waits_for_its_node_s_commit_before_locking_the_audit(runner: StageRunner) -> None:
     for run_id, setting in (("run", 1), ("other", 2)):
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
-    # The first run's content returns, so the node's window advances without a computation.
+    # The content is that of the first run, so the node's window advances without a computation.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
             lock_node(node.name, tx=committing)
-            handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
-            await_a_wait(runner.database, handing_on)
+            reusing = pool.submit(runner.run, node, run_id="third", upstream=upstream)
+            await_a_wait(runner.database, reusing)
             runner.lifecycle.store.audit.append([newest.event(AuditKind.GATE, "G1")], tx=committing)
-        skipped = handing_on.result().skipped
+        skipped = reusing.result().skipped
     assert skipped.applied_by == "run"
 
 
 @pytest.mark.clause("PCS-14")
-def test_thresholds_and_actions_of_the_card_are_part_of_a_stage_s_inputs(under: Under) -> None:
+def test_thresholds_and_actions_of_the_card_are_part_of_the_inputs_of_a_stage(under: Under) -> None:
     node = FakeNode([envelope(1)], verdicts=[fault(Gate.G6)])
     assert execute(under(), node, upstream=first(under())).restricted == (Gate.G6,)
     strict = under(("G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}"))
@@ -508,7 +508,7 @@ def test_thresholds_and_actions_of_the_card_are_part_of_a_stage_s_inputs(under: 
 
 
 @pytest.mark.clause("PCS-10")
-def test_an_unlocked_clock_restricts_or_rejects_the_stage_by_the_card(under: Under) -> None:
+def test_an_unsynchronised_clock_restricts_or_rejects_the_stage_as_the_card_states(under: Under) -> None:
     wrong = "kernel gives an offset of 5.000 s"
     batch = execute(under(), FakeNode([envelope(1)], clock=wrong), upstream=first(under()))
     assert batch.restricted == (ErrorClass.E_SYNC,)

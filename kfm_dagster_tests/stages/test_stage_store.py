@@ -1,4 +1,4 @@
-"""Stages and their audit in the database: writes by the store, refused hand-typed changes."""
+"""Stages and their audit in the database: changes by the store, and refused changes by plain SQL."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def opened(
     store: StageStore, database: Database, run_id: str = "run", stage: str = STAGE, **changes: Any
 ) -> StageAttempt:
     with database.transaction() as tx:
-        given_: dict[str, Any] = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
-        return store.open(run_id, stage, tx=tx, **given_)
+        values: dict[str, Any] = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
+        return store.open(run_id, stage, tx=tx, **values)
 
 
 def moved(store: StageStore, database: Database, attempt: StageAttempt, *states: StageState) -> StageAttempt:
@@ -60,7 +60,7 @@ def moved(store: StageStore, database: Database, attempt: StageAttempt, *states:
 
 @pytest.mark.clause("PCS-01")
 @pytest.mark.parametrize("origin", StageState)
-def test_only_the_four_transitions_are_possible_through_the_store_and_by_hand(
+def test_only_the_four_transitions_are_possible_through_the_store_and_by_plain_sql(
     database: Database, store: StageStore, origin: StageState
 ) -> None:
     attempt = moved(store, database, opened(store, database), *WAY[origin])
@@ -69,12 +69,12 @@ def test_only_the_four_transitions_are_possible_through_the_store_and_by_hand(
             continue
         with pytest.raises(StageMoveError, match="the stage cannot make this move"), database.transaction() as tx:
             store.move(attempt, to, tx=tx)
-        with database.engine.connect() as connection, connection.begin() as typing:
-            # Even with a matching line of audit.
-            _type_audit(connection, store, event=f"{origin.value}>{to.value}")
+        with database.engine.connect() as connection, connection.begin() as writing:
+            # Refused even with a matching line of the audit.
+            _insert_line(connection, store, event=f"{origin.value}>{to.value}")
             with pytest.raises(DBAPIError, match=r"stage_state_(move_is_legal|error_is|times_fit|rollback)"):
                 connection.execute(sa.text("UPDATE stage_state SET state = :to"), {"to": to.value})
-            typing.rollback()
+            writing.rollback()
     for to in StageState:
         if (origin, to) in POSSIBLE:
             assert moved(store, database, attempt, to).state is to
@@ -83,25 +83,25 @@ def test_only_the_four_transitions_are_possible_through_the_store_and_by_hand(
 
 
 @pytest.mark.clause("PCS-01")
-def test_a_hand_typed_attempt_must_be_pending_and_the_next(database: Database, store: StageStore) -> None:
+def test_an_inserted_attempt_must_be_pending_and_have_the_next_number(database: Database, store: StageStore) -> None:
     opened(store, database)
     own = {"run_id": "run", "stage": STAGE, "input_hashes": f'["{INPUT}"]'}
     for changes in ({"state": "running", "started_at": AT}, {"attempt": 2}, {**own, "attempt": 2}):
         refused = pytest.raises(DBAPIError, match="stage_state_begins_pending")
         with refused, database.engine.begin() as connection:
-            _type_attempt(connection, **changes)
+            _insert_attempt(connection, **changes)
 
 
-def test_a_hand_typed_line_cannot_break_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
+def test_an_inserted_line_cannot_break_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
     moved(store, database, opened(store, database), StageState.RUNNING)
     for change in ({"seq": 3}, {"previous_hash": GENESIS}, {"previous_hash": "e" * 64}, {"seq": 0}):
         refused = pytest.raises(DBAPIError, match=r"stage_audit_(is_chained|does_not_fork)")
         with refused, database.engine.begin() as connection:
-            _type_audit(connection, store, event="G1", **change)
+            _insert_line(connection, store, event="G1", **change)
 
 
 @pytest.mark.clause("PCS-15")
-def test_a_row_is_a_transition_with_its_successes_and_all_its_lines_are_in_the_chain(
+def test_the_row_of_a_transition_includes_the_successes_before_it_and_all_lines_are_in_the_chain(
     database: Database, store: StageStore
 ) -> None:
     attempt = opened(store, database)
@@ -117,12 +117,12 @@ def test_a_row_is_a_transition_with_its_successes_and_all_its_lines_are_in_the_c
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
-    # Failures are found by their kind.
+    # A failure has a row of its own, which a query finds by its kind.
     assert [tuple(row) for row in rows] == [(2, "G5"), (5, "pending>running"), (6, "G2")]
     lines = list(store.audit.lines())
     assert [line["event"] for line in lines] == ["G1", "G5", "G8", "saved", "pending>running", "G2"]
     assert verify_chain(lines, head=own_tx(store.audit).head()[1]) == 6
-    # The details of an inner line of a row.
+    # Change the details of a line that is stored within another line's row.
     guard = (
         "stage_audit_is_not_changed" if database.dialect == "sqlite" else "stage_audit_is_append_only ON stage_audit"
     )
@@ -136,7 +136,7 @@ def test_a_row_is_a_transition_with_its_successes_and_all_its_lines_are_in_the_c
 
 
 @pytest.mark.clause("PCS-05", "PCS-06")
-def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database: Database, store: StageStore) -> None:
+def test_a_retry_keeps_key_and_inputs_and_records_number_and_interval(database: Database, store: StageStore) -> None:
     states = (StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
     before = moved(store, database, opened(store, database), *states)
     for change, column in (
@@ -147,7 +147,7 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
             opened(store, database, **change)
     refused = pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs")
     with refused, database.engine.begin() as connection:
-        _type_attempt(connection, run_id="run", stage=STAGE, attempt=2)
+        _insert_attempt(connection, run_id="run", stage=STAGE, attempt=2)
     second = opened(store, database)
     assert second.attempt == 2
     assert opened(store, database) == second
@@ -167,7 +167,7 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
 
 
 @pytest.mark.clause("PCS-06", "PCS-15")
-def test_a_refused_attempt_is_retried_unchanged_and_its_interval_recorded(
+def test_an_attempt_that_was_refused_is_retried_unchanged_and_the_interval_is_recorded(
     database: Database, store: StageStore
 ) -> None:
     waiting = opened(store, database)
@@ -182,7 +182,7 @@ def test_a_refused_attempt_is_retried_unchanged_and_its_interval_recorded(
         assert 0 < retry["details"]["interval_seconds"] <= waited
 
 
-def test_an_attempt_of_a_dead_worker_fails_when_the_next_opens_and_cannot_resume(
+def test_an_attempt_of_a_dead_worker_fails_when_the_next_attempt_opens_and_cannot_resume(
     database: Database, store: StageStore
 ) -> None:
     lost = moved(store, database, opened(store, database), StageState.RUNNING)
@@ -253,11 +253,11 @@ def _rewritten(line: dict[str, Any]) -> dict[str, Any]:
 CHAIN = _chain()
 TAMPER: dict[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] = {
     "removed": lambda lines, at: lines[:at] + lines[at + 1 :],
-    "doubled": lambda lines, at: lines[: at + 1] + lines[at:],
+    "duplicated": lambda lines, at: lines[: at + 1] + lines[at:],
     "changed": lambda lines, at: [*lines[:at], {**lines[at], "event": "G8"}, *lines[at + 1 :]],
-    "deepened": lambda lines, at: [*lines[:at], {**lines[at], "details": {"a": [0, None]}}, *lines[at + 1 :]],
+    "other details": lambda lines, at: [*lines[:at], {**lines[at], "details": {"a": [0, None]}}, *lines[at + 1 :]],
     "rewritten with its hash": lambda lines, at: [*lines[:at], _rewritten(lines[at]), *lines[at + 1 :]],
-    "added to": lambda lines, at: [*lines[:at], {**lines[at], "more": 1}, *lines[at + 1 :]],
+    "with one more field": lambda lines, at: [*lines[:at], {**lines[at], "more": 1}, *lines[at + 1 :]],
     "swapped": lambda lines, at: [*lines[:at], *lines[at : at + 2][::-1], *lines[at + 2 :]],
 }
 
@@ -272,13 +272,13 @@ def test_a_removed_or_changed_line_is_detected(how: str, at: int) -> None:
         verify_chain(tampered, head=CHAIN[-1]["hash"])
 
 
-def _type_attempt(connection: sa.Connection, **changes: Any) -> None:
+def _insert_attempt(connection: sa.Connection, **changes: Any) -> None:
     """Insert a pending first attempt of another stage, with changes."""
     first = {"run_id": "r", "stage": "s", "attempt": 1, "state": "pending", "idempotency_key": KEY}
     insert(connection, "stage_state", first | {"input_hashes": "[]", "opened_at": AT} | changes)
 
 
-def _type_audit(connection: sa.Connection, store: StageStore, **changes: Any) -> None:
+def _insert_line(connection: sa.Connection, store: StageStore, **changes: Any) -> None:
     lines = list(store.audit.lines())
     previous = lines[-1]["hash"] if lines else GENESIS
     row = {**STANDING["stage_audit"][0], "kind": "transition", "seq": len(lines) + 1, "previous_hash": previous}

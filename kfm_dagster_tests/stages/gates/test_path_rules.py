@@ -1,4 +1,4 @@
-"""The path's rules of G3, G4 and G7: passing paths, and the findings on each unit."""
+"""Rules of G3, G4 and G7 on radar beam paths: which paths pass, and which findings each unit gets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_g3_passes_computed_paths_and_names_the_unit_of_a_broken_one() -> None:
     assert path_conventions({GOOD: beams, BAD: []}).units == {BAD}
 
 
-def test_g3_requires_a_number_of_points_and_elements_within_a_sample() -> None:
+def test_g3_requires_a_minimum_number_of_points_and_elements_no_longer_than_a_sample() -> None:
     beams = volume().beams
     assert path_conventions({GOOD: beams}, min_points=beams[0].points).passed
     assert path_conventions({GOOD: beams}, min_points=beams[0].points + 1).units == {GOOD}
@@ -68,7 +68,7 @@ def test_g7_passes_computed_covariances_and_names_the_unit_of_a_singular_one() -
 
 @pytest.mark.clause("PCS-04", "PCS-09")
 def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> None:
-    """E_UQ by coverage mismatch: the atmosphere's declared uncertainty is ten times too small."""
+    """The declared uncertainty of the atmosphere is ten times too small: a coverage mismatch, class E_UQ."""
     sure = volume(Sigmas(n0=3, scale_height_m=50))
     covariances = {GOOD: {"T_arr": volume().t_covariance}, BAD: {"T_arr": sure.t_covariance}}
     residuals = {GOOD: volume().residuals, BAD: sure.residuals}
@@ -80,25 +80,25 @@ def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> N
     )
     assert covariance_consistency(covariances, residuals=residuals, k_sigma=20).passed
     assert covariance_consistency(covariances, residuals=residuals, k_sigma=0.01).units == {GOOD, BAD}
-    half, of_one = {GOOD: np.array([0.0, 3.0])}, {GOOD: covariances[GOOD]}
-    assert covariance_consistency(of_one, residuals=half, min_share=0.5).passed
-    assert not covariance_consistency(of_one, residuals=half, min_share=0.6).passed
+    half, only_good = {GOOD: np.array([0.0, 3.0])}, {GOOD: covariances[GOOD]}
+    assert covariance_consistency(only_good, residuals=half, min_share=0.5).passed
+    assert not covariance_consistency(only_good, residuals=half, min_share=0.6).passed
 
 
 @pytest.mark.clause("PCS-12")
-def test_g4_passes_computed_quantities_and_names_one_of_another_dimension() -> None:
+def test_g4_passes_computed_quantities_and_names_a_quantity_with_a_wrong_dimension() -> None:
     quantities = [as_array_quantities([arrival]) for arrival in volume().arrivals]
     passed = dimensional_closure_of_path({GOOD: quantities})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G4, True, "p_dim = 1 over 1 units")
-    # An array counts as one quantity, as each beam's number does.
+    # An array counts as one quantity, as the single value of each beam does.
     together = dimensional_closure_of_path({GOOD: [as_array_quantities(volume().arrivals)]})
-    of_one = {name: count // len(quantities) for name, count in passed.figures.items()}
-    assert together == replace(passed, figures=of_one)
+    of_one_array = {name: count // len(quantities) for name, count in passed.figures.items()}
+    assert together == replace(passed, figures=of_one_array)
     wrong = [quantities[0], quantities[1] | {"T_arr": pint.Quantity(1.5e-3, "m")}]
     failed = dimensional_closure_of_path({GOOD: quantities, BAD: wrong})
     assert failed.units == {BAD}
     assert [finding.what for finding in failed.findings] == ["T_arr has the dimension [length]; expected [time]"]
-    # A unit passes at its exact share and not one step above; no quantities are no closure.
+    # A unit passes at its exact share and not one step above; a unit without quantities fails.
     figures = dimensional_closure_of_path({BAD: wrong}).figures
     share = figures["closed"] / figures["quantities"]
     assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=share).passed
