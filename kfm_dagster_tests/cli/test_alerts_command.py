@@ -31,7 +31,7 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def evaluator(home: Path) -> Iterator[AlertEvaluator]:
-    """An evaluator with a firing alert on divergence and a resolved one on paths."""
+    """An evaluator with two alerts: one on a diverged replay fires, one on gate G3 is resolved."""
     database = Database.open(Settings.load().database_url)
     clock = Clock(datetime.now(UTC))
     record = Record(database, at=clock.at)
@@ -46,7 +46,9 @@ def evaluator(home: Path) -> Iterator[AlertEvaluator]:
     database.dispose()
 
 
-def test_the_list_has_firing_alerts_and_with_days_also_resolved_ones(evaluator: AlertEvaluator, call: Call) -> None:
+def test_the_list_has_firing_alerts_and_with_the_option_days_also_resolved_alerts(
+    evaluator: AlertEvaluator, call: Call
+) -> None:
     answer = call("list", "--json")
     [alert] = answer.rows
     assert answer.code == ExitCode.DONE

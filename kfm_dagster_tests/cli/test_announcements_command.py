@@ -1,4 +1,4 @@
-"""`kfm announcements`: states of subscriptions, refused events, and sending again."""
+"""`kfm announcements`: states of subscriptions, refused events, and events that are sent again."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def announced(home: Path, web_server: WebServer) -> list[str]:
-    """Announce five Items, one of them refused by a receiver; return the ids, refused first."""
-    with_items = Pipeline.open(Settings.load())
-    items = candidates(with_items.registry, [goes(number) for number in range(5)])
+    """Announce five Items, of which a receiver refuses the first; return the ids of all in order."""
+    pipeline = Pipeline.open(Settings.load())
+    items = candidates(pipeline.registry, [goes(number) for number in range(5)])
     ids = [item.item_id for item in items]
     refused = ids[0].encode()
 
@@ -53,9 +53,9 @@ def announced(home: Path, web_server: WebServer) -> list[str]:
         return WebAnswer(status=422 if request.path.startswith(f"/{WRONG}") and refused in request.body else 200)
 
     web_server.answers = answer
-    with_items.catalog.register(items, fence=open_fence)
-    with_items.following.catch_up(with_items.followers)
-    with_items.close()
+    pipeline.catalog.register(items, fence=open_fence)
+    pipeline.following.catch_up(pipeline.followers)
+    pipeline.close()
     return ids
 
 
@@ -87,7 +87,7 @@ def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_ag
     assert call("list")[0] == ExitCode.DONE
 
 
-def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
+def test_all_events_can_be_sent_again_with_the_same_ids_to_a_receiver_that_lost_its_items(
     announced: list[str], call: Call, web_server: WebServer
 ) -> None:
     before = {body for _, path, _, body in web_server.requests if path.startswith(f"/{WELL}")}

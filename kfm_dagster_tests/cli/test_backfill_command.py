@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.mark.clause("DAG-05", "SEC-02")
-def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> None:
+def test_one_command_starts_and_logs_a_backfill_of_two_datasets_for_a_month(call: Call) -> None:
     month = ("backfill", "run", "nexrad-l2", "hrrr", *MONTH)
     planned = call(*month, "--dry-run")
     assert planned.out.split()[-4:] == ["nexrad-l2", "2025-12-01", "2025-12-31", "31"]
@@ -56,7 +56,7 @@ def test_progress_has_the_ledgers_counts_of_each_day(call: Call) -> None:
 
 
 @pytest.mark.clause("OPR-27")
-def test_days_before_a_dataset_begins_are_named(call: Call) -> None:
+def test_days_before_the_first_day_of_a_dataset_are_reported_as_left_out(call: Call) -> None:
     started = call("backfill", "run", "nexrad-l2", "ocean", "--from", "1991-05-31", "--to", "1991-06-01", *WHY)
     status = call("backfill", "status", started.out.strip(), "--json")
     expected = "left out: 1 day from 1991-05-31 on: nexrad-l2 begins on 1991-06-01\n"
@@ -67,19 +67,19 @@ def test_days_before_a_dataset_begins_are_named(call: Call) -> None:
 
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("end", "code"), [(finished, ExitCode.DONE), (failed, ExitCode.FINISHED_WITH_FAILURES)])
-def test_following_ends_with_the_backfill_and_reports_failures(
+def test_status_with_follow_ends_with_the_backfill_and_reports_failures(
     call: Call, monkeypatch: pytest.MonkeyPatch, end: object, code: ExitCode
 ) -> None:
     [backfill_id] = call("backfill", "run", "hrrr", "--from", "2025-12-03", "--to", "2025-12-03", *WHY).out.split()
-    looks: list[float] = []
+    polls: list[float] = []
 
     def work(seconds: float) -> None:
-        """Do a deployment's work between two polls."""
-        looks.append(seconds)
+        """Do the work that a deployment would do between two polls."""
+        polls.append(seconds)
         pipeline = Pipeline.open(Settings.load())
-        if len(looks) == 1:
+        if len(polls) == 1:
             Backfills(pipeline).advance(listing=(), limit=1)
-        if len(looks) == 2:
+        if len(polls) == 2:
             unit = envelope(dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/x.grib2")
             account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
             with pipeline.database.transaction() as tx:
@@ -99,5 +99,5 @@ def test_following_ends_with_the_backfill_and_reports_failures(
     monkeypatch.setattr(command.time, "sleep", work)
     followed = call("backfill", "status", backfill_id, "--follow", "--json")
     assert followed.code == code
-    assert looks == [command.POLL_SECONDS] * 2
+    assert polls == [command.POLL_SECONDS] * 2
     assert followed.rows[0]["listed"] == 1

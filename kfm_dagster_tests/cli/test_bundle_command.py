@@ -26,13 +26,13 @@ def recorded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bundle(recorded: None, call: Call, home: Path) -> Path:
-    """A bundle in the default place, signed by a newly created key."""
+    """A bundle in the default folder, signed by a newly created key."""
     assert call("export").code == ExitCode.DONE
     return home / "exports" / "PTN_EXPORT"
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_bundle_is_written_below_the_home_and_a_new_key_is_reported_once(
+def test_a_bundle_is_written_below_kfm_home_and_a_new_key_is_reported_once(
     recorded: None, call: Call, home: Path, tmp_path: Path
 ) -> None:
     answer = call("export")
@@ -58,12 +58,14 @@ def test_an_unpublishable_release_leaves_neither_key_nor_bundle(
     assert opened or not home.exists()
 
 
-def test_without_write_access_no_key_is_created(recorded: None, call: Call, home: Path, tmp_path: Path) -> None:
+def test_no_key_is_created_if_the_bundle_cannot_be_written(
+    recorded: None, call: Call, home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "there" / "PTN_EXPORT").mkdir(parents=True)
     (tmp_path / "there" / "PTN_EXPORT" / "mine.txt").touch()
     before = state_of(tmp_path)
-    for place, code in (("/proc/x", ExitCode.USAGE), (str(tmp_path / "there"), ExitCode.REFUSED)):
-        call("export", "--out", place).refused("; next: ", code=code)
+    for out, code in (("/proc/x", ExitCode.USAGE), (str(tmp_path / "there"), ExitCode.REFUSED)):
+        call("export", "--out", out).refused("; next: ", code=code)
         assert state_of(tmp_path) == before
 
 
@@ -79,11 +81,11 @@ def test_verifying_prints_signer_and_time_and_changes_nothing(
         f"7 files, {printed['bytes']} bytes, as {printed['signed_by']} signed them at {printed['signed_at']}"
         in answer.out
     )
-    # With --out's folder as argument, the output names the verified bundle in it.
+    # If the argument is the folder of --out, the command verifies the bundle in it and prints the bundle's path.
     assert answer.out.startswith(f"{bundle}: ")
     assert printed["folder"] == str(bundle)
     assert call("export", "--verify", str(bundle.parent)) == answer
-    # Another home has only the certificate that the user received.
+    # With another KFM_HOME, the user names the certificate that came with the bundle.
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
     certificate = str(bundle.with_name("PTN_EXPORT.cert.asc"))
     assert call("export", "--verify", str(bundle), "--certificate", certificate).out == answer.out
@@ -119,7 +121,7 @@ def test_a_failed_verification_is_one_line_and_an_exit_code(
 FILES = {"dcat": ["catalog.jsonld"], "graph": ["schema.cypher", "graph.cypher", "nodes.csv", "edges.csv"]}
 
 
-def test_an_export_goes_below_the_home_or_to_out_and_may_be_repeated(
+def test_an_export_is_written_below_kfm_home_or_to_out_and_can_be_repeated(
     call: Call, ledger: Ledger, home: Path, tmp_path: Path
 ) -> None:
     database = (home / "kfm.db").read_bytes()

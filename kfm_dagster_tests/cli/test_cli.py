@@ -1,4 +1,4 @@
-"""The command line: bad input is one line and an exit code; lists show the records."""
+"""The command line: bad input gives one error line and an exit code; lists show the records."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_command_has_help_with_an_example(call: Call) -> None:
     assert not faults
 
 
-def test_every_number_has_an_upper_bound() -> None:
+def test_every_numeric_parameter_has_an_upper_bound() -> None:
     numbers = [
         parameter.type
         for _, _, parameter in parameters()
@@ -75,7 +75,7 @@ def test_every_number_has_an_upper_bound() -> None:
         assert number.max <= LARGEST
 
 
-def test_the_help_lists_four_groups_of_commands_on_a_line_each_and_hides_other_names(call: Call) -> None:
+def test_the_help_has_four_groups_with_a_line_per_command_and_only_names_the_other_commands(call: Call) -> None:
     lines = call("--help").out.splitlines()
     assert len(lines) <= 45
     assert [line for line in lines if re.fullmatch("[A-Z][a-z]+:", line)] == ["Options:"] + [
@@ -120,8 +120,8 @@ MOST_MODULES = {"doctor": 270, "wal": 645}
     ids=["without a database", "with one"],
 )
 @pytest.mark.usefixtures("home")
-def test_a_command_does_not_import_the_modules_of_others(commands: list[tuple[list[str], list[str]]]) -> None:
-    """The commands run in one process, so each counts also the imports of those before it."""
+def test_a_command_does_not_import_the_modules_of_other_commands(commands: list[tuple[list[str], list[str]]]) -> None:
+    """The commands run in one process, so the imports of a command include those of the commands before it."""
     Pipeline.open(Settings.load()).close()
     code = f"""
 import sys
@@ -147,7 +147,7 @@ def test_commands_that_only_read_load_no_contract(
         assert "KFM_CONTRACTS_DIR" not in call(*command).err
 
 
-def test_no_group_cuts_the_summary_of_a_command(call: Call) -> None:
+def test_the_help_of_a_group_has_the_whole_summary_of_each_command(call: Call) -> None:
     for path, command in commands():
         *group, name = path or ("",)
         if group:
@@ -156,7 +156,7 @@ def test_no_group_cuts_the_summary_of_a_command(call: Call) -> None:
             assert f" {name} {summary}" in listed, path
 
 
-def test_a_group_without_a_command_shows_its_help(call: Call) -> None:
+def test_a_group_called_without_a_command_prints_the_help_of_the_group(call: Call) -> None:
     for group in ((), ("wal",), ("replay",)):
         answer = call(*group)
         assert (answer.code, answer.out) == (ExitCode.USAGE, "")
@@ -164,7 +164,7 @@ def test_a_group_without_a_command_shows_its_help(call: Call) -> None:
 
 
 BAD_INPUT: dict[str, list[str]] = {
-    # variables and words as typed: parts of the error line
+    # the command line as typed, with variables: texts that its error line must contain
     "ingset": ["No such command 'ingset'"],
     "wal lsit": ["No such command 'lsit'"],
     "wal show": ["Missing argument 'WAL_ID'"],
@@ -225,7 +225,7 @@ BAD_INPUT: dict[str, list[str]] = {
         )
     },
     "init --role kfm_deployment": ["only PostgreSQL has roles; observed sqlite"],
-    # Neither home has a catalog.
+    # In neither case does the home have a catalog.
     "items search --time 2025-12-03/2025-12-01": ["ends before it begins"],
     **{
         f"items search --bbox {box}": ["not a box in degrees"] for box in ("1,2,3", "0,50,10,40", "-190,0,10,40")
@@ -235,7 +235,7 @@ BAD_INPUT: dict[str, list[str]] = {
         for options in ("", " --json", " --where platform=x", " --parquet x.parquet")
     },
     "reconcile --from 2999-01-01 --to 2999-01-02": ["; next: "],
-    # An unknown run does not determine the folder of run state.
+    # If the run is unknown, the folder of run-state is not created.
     "KFM_RUN_STATE=run-state replay compare latest": ["; next: "],
 }  # fmt: skip
 ONE_DAY = f"--from {DAY} --to {DAY} --reason outage"
@@ -272,7 +272,7 @@ AWAY: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("place", ["an empty home", "a home with a ledger"])
-def test_bad_input_is_one_line_and_changes_nothing(
+def test_bad_input_gives_one_error_line_and_changes_nothing(
     place: str, call: Call, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     lines = BAD_INPUT | AWAY
@@ -305,7 +305,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert not faults
 
 
-def test_a_drain_with_a_queue_requires_the_database_next(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_is_refused_if_the_queue_answers_but_the_database_does_not(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Queue, "depth", lambda queue: None)
     monkeypatch.setenv("KFM_WAL_DSN", DOWN)
     line = "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1"
@@ -322,7 +324,7 @@ WRONG = {
 
 
 @pytest.mark.clause("PCS-14")
-def test_a_wrong_configuration_is_one_line_and_starts_and_creates_nothing(
+def test_with_a_wrong_configuration_a_command_prints_one_error_line_and_starts_and_creates_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **options: object) -> None:
@@ -343,7 +345,7 @@ def test_a_wrong_configuration_is_one_line_and_starts_and_creates_nothing(
             assert state_of(tmp_path) == before, (variable, command)
 
 
-LOOKING = [
+READ_ONLY = [
     *(f"wal {words}" for words in ("list", f"show {UNKNOWN_ID}", f"history {UNKNOWN_ID}", "ignored", "rejected")),
     *(f"quarantine {words}" for words in ("list", f"show {UNKNOWN_ID}")),
     *(f"replay {words}" for words in ("status", "compare latest")),
@@ -364,7 +366,7 @@ def test_read_only_commands_do_not_migrate_an_older_ledger(
     )
     monkeypatch.setattr(database, "migrations", lambda dialect: (*migrations(dialect), later))
     before = state_of(home)
-    for command in LOOKING:
+    for command in READ_ONLY:
         older = "kfm: the database has an older schema than this release needs; "
         call(*command.split()).refused(older, code=ExitCode.REFUSED)
         assert state_of(home) == before, command
@@ -376,7 +378,7 @@ def test_a_database_of_another_application_gets_no_ledger(
     with closing(sqlite3.connect(tmp_path / "another.db")) as another:
         another.execute("CREATE TABLE theirs (a)")
     monkeypatch.setenv("KFM_WAL_DSN", f"sqlite:///{tmp_path / 'another.db'}")
-    for command in (*LOOKING, "kill-switch on goes-abi --reason test --expires 2h"):
+    for command in (*READ_ONLY, "kill-switch on goes-abi --reason test --expires 2h"):
         refusal = "kfm: there is no ledger yet; observed a database without a ledger; expected "
         call(*command.split()).refused(refusal)
     with closing(sqlite3.connect(tmp_path / "another.db")) as another:
@@ -426,7 +428,7 @@ def test_the_demo_names_skipped_objects_and_reasons(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.clause("OPR-19")
-def test_the_demo_ends_with_4_and_names_unexpected_outcomes(
+def test_the_demo_names_unexpected_outcomes_and_ends_with_exit_code_4(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"received": 2, "succeeded": 1, "failed": 0, "quarantined": 1, "duplicates": 0}
@@ -437,7 +439,7 @@ def test_the_demo_ends_with_4_and_names_unexpected_outcomes(
     )  # fmt: skip
     line = "s3://b/k: quarantined (missing_object); expected succeeded"
     for result, code in ((fine, 0), (replace(fine, unexpected=(line,)), ExitCode.FINISHED_WITH_FAILURES)):
-        monkeypatch.setattr("kfm_dagster.cli.demo.run_demo", lambda *_, found=result, **__: found)
+        monkeypatch.setattr("kfm_dagster.cli.demo.run_demo", lambda *_, result=result, **__: result)
         shown, as_json = (call("demo", "--home", str(tmp_path / "h"), *more) for more in ([], ["--json"]))
         assert shown.code == as_json.code == code
         assert ("NOT as expected, of 2 objects" in shown.out, f"  {line}\n" in shown.out) == (bool(code), bool(code))
@@ -536,13 +538,13 @@ NOT_HERE = {
     "alerts test", "announcements failing", "announcements list", "dlq list", "export verify", "reconcile",
     "stac check", "stac rebuild", "stac status", "retention run",
 }  # fmt: skip
-"""An action, and commands that need a channel, receiver, queue, bucket or API, which this test lacks."""
+"""`retention run` is an action; the other commands need a channel, receiver, queue, bucket or API."""
 EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay list", "replay intents", "retention plan"}
 """Lists that are empty for this ledger."""
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_every_list_has_a_line_for_each_row_within_the_width_json_lines_and_ids(
+def test_every_list_prints_one_line_per_row_within_the_width_and_the_same_rows_as_json_and_ids(
     width: int,
     call: Call,
     ledger: dict[str, NoddWalRecord],
@@ -588,7 +590,7 @@ def test_every_list_has_a_line_for_each_row_within_the_width_json_lines_and_ids(
     assert len(lists) > 12
 
 
-def test_wal_show_equals_the_list_and_the_history_has_every_transition_oldest_first(
+def test_wal_show_has_the_fields_of_the_list_and_the_history_has_every_transition_oldest_first(
     call: Call, ledger: dict[str, NoddWalRecord]
 ) -> None:
     record = ledger[Status.FAILED]
@@ -631,7 +633,7 @@ def test_ctrl_c_ends_without_a_traceback(
     assert answer.err == "\nkfm: interrupted; nothing is lost, run the command again to go on\n"
 
 
-def test_the_version_is_the_package_s(call: Call) -> None:
+def test_the_printed_version_is_the_version_of_the_package(call: Call) -> None:
     assert call("--version").out == f"kfm, version {__version__}\n"
 
 

@@ -1,4 +1,4 @@
-"""`kfm clock` shows, judges and records readings; its exit code is the decision."""
+"""`kfm clock` shows, judges and records readings of the clock; its exit code is 4 if the clock is wrong."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_recorded_readings_are_printed_and_judged(
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_wrong_clock_ends_the_command_with_4(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_wrong_clock_the_command_ends_with_exit_code_4(
+    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_kernel(monkeypatch, KEPT)
     assert call()[0] == ExitCode.DONE
     ClockLog(database).record([server(5.0, hours=1)])
@@ -92,7 +94,7 @@ def test_only_the_option_ask_records_readings(
     assert (recorded.source, recorded.offset_seconds) == ("kernel", 0.0001)
 
 
-def test_an_unreachable_store_is_named(
+def test_an_object_store_whose_clock_cannot_be_queried_is_named(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_kernel(monkeypatch, KEPT)

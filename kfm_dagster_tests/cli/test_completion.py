@@ -26,7 +26,7 @@ NAMES = {
     "wal_id": completion.UNIT,
     "wal_ids": completion.UNIT,
 }
-"""The completed type of each parameter name, in every command."""
+"""Parameter name > the type that completes its values, the same in every command."""
 
 
 def offered(*typed: str) -> list[str]:
@@ -39,8 +39,8 @@ def test_every_parameter_with_a_known_name_completes_its_values() -> None:
     named = [(path, option) for path, _, option in parameters() if option.name in NAMES and not option.is_eager]
     assert len(named) > 30
     for path, option in named:
-        meant = completion.DATASET_OR_ALL if path in {("pause",), ("resume",)} else NAMES[str(option.name)]
-        assert option.type is meant, (path, option.name)
+        expected = completion.DATASET_OR_ALL if path in {("pause",), ("resume",)} else NAMES[str(option.name)]
+        assert option.type is expected, (path, option.name)
 
 
 def test_the_shell_offers_names_of_the_deployment(home: Path) -> None:

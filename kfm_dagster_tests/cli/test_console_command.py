@@ -61,7 +61,7 @@ def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[st
 
 
 @pytest.mark.clause("PCS-16")
-def test_the_console_serves_until_it_is_signalled_to_end(
+def test_the_console_serves_until_a_signal_ends_the_process(
     ledger: dict[str, NoddWalRecord], call: Call, tmp_path: Path
 ) -> None:
     before, port = state_of(tmp_path), free_port()
@@ -146,7 +146,7 @@ def test_a_taken_port_is_refused_before_any_process_starts(tmp_path: Path, monke
     assert not (tmp_path / "home").exists()
 
 
-def test_the_console_takes_the_next_port_or_another_free_one() -> None:
+def test_the_console_uses_the_next_port_or_another_free_port_if_the_next_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         taken_port = holder.getsockname()[1]
         chosen = free_console_port(taken_port - 1)
@@ -154,7 +154,7 @@ def test_the_console_takes_the_next_port_or_another_free_one() -> None:
     assert free_console_port(taken_port - 1) == taken_port
 
 
-def test_dagster_and_console_link_to_each_other_unless_settings_name_others() -> None:
+def test_dagster_and_console_link_to_each_other_unless_settings_name_other_addresses() -> None:
     page, console = {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}
     for named, own in (
         ({}, page | console),
@@ -191,7 +191,7 @@ def test_an_assistant_queries_over_stdio_and_changes_nothing(ledger: dict[str, N
     import anyio
     from mcp import Client, StdioServerParameters, stdio_client
 
-    # The folder exists after an ingest.
+    # An ingest would have created this folder.
     (tmp_path / "home" / "storage").mkdir()
     before = state_of(tmp_path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -199,7 +199,7 @@ def test_an_assistant_queries_over_stdio_and_changes_nothing(ledger: dict[str, N
     failed = ledger["failed"]
 
     async def converse() -> dict[str, Any]:
-        # The client's default stderr is the one at its import, which pytest may have closed.
+        # By default, the client uses the stderr of the moment of its import, which pytest has perhaps closed since.
         async with Client(stdio_client(served, errlog=sys.__stderr__)) as client:
             tools = (await client.list_tools()).tools
             assert {tool.name for tool in tools} == TOOLS

@@ -1,4 +1,4 @@
-"""`kfm dataset check --sample` reports the same result for an object as an ingest."""
+"""`kfm dataset check --sample` reports for an object the result that an ingest would have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[str], str]
 
 @pytest.fixture
 def contract(tmp_path: Path) -> Callable[[Change], Path]:
-    """Write HRRR's contract with a change to a file."""
+    """Return a function that changes HRRR's contract and writes the changed contract to a file."""
     text = (resources.files("kfm_dagster.contracts") / "datasets" / "hrrr.yaml").read_text(encoding="utf-8")
 
     def write(change: Change) -> Path:
@@ -69,7 +69,7 @@ SUSPECT = {
         "stac.item_id: hrrr.20250402.conus.t00z.wrfsfcf00. has a gap, because this key has no ak"
     ),
 }
-"""Changes of a contract that leave a sound Item, and their finding."""
+"""Change of the contract, after which the Item is still sound > the expected warning."""
 
 
 def test_a_sound_sample_prints_its_item_and_writes_no_file(
@@ -114,7 +114,9 @@ def test_an_object_outside_the_listing_sets_is_checked_with_a_warning(
 
 
 @pytest.mark.clause("BEY-18")
-def test_an_object_whose_key_has_no_time_is_checked_by_the_day_of_its_file(call: Call, tmp_path: Path) -> None:
+def test_an_object_whose_key_has_no_time_is_checked_with_the_modification_day_of_its_file(
+    call: Call, tmp_path: Path
+) -> None:
     [(bucket, key, content)] = ndfd_samples(DAY, 1)
     path = tmp_path / "nodd" / bucket / key
     path.parent.mkdir(parents=True)
@@ -127,7 +129,7 @@ def test_an_object_whose_key_has_no_time_is_checked_by_the_day_of_its_file(call:
 
 
 AT_FAULT: dict[str, tuple[Change, Change, str]] = {
-    # case: change of the contract, change of the object's bytes (as Latin-1), expected finding
+    # fault: change of the contract, change of the object's bytes (as Latin-1), expected finding
     "a cut object": (same, lambda content: content[: len(content) * 3 // 4], "truncated_object"),
     "another format": (same, lambda content: "x" + content, "bad_magic"),
     "a number without a unit": (
@@ -202,7 +204,7 @@ def test_a_new_contract_passes_its_check_unchanged(call: Call, tmp_path: Path) -
             assert re.findall(r"https://\S+", written) == kept
 
 
-def test_a_contract_without_a_topic_must_be_modelled_on_a_listed_one(call: Call, tmp_path: Path) -> None:
+def test_a_contract_without_a_topic_must_be_modelled_on_a_contract_without_a_topic(call: Call, tmp_path: Path) -> None:
     out = str(tmp_path / "new.yaml")
     arguments = ("dataset", "new", "my-data", "--bucket", "my-bucket", "--out", out)
     assert call(*arguments, "--like", "surface-obs").code == ExitCode.DONE
@@ -211,7 +213,7 @@ def test_a_contract_without_a_topic_must_be_modelled_on_a_listed_one(call: Call,
     without_topic.refused("hrrr is announced by a topic; observed no --topic")
 
 
-def test_a_group_missing_in_the_pattern_is_named_with_the_fields_that_use_it(
+def test_a_group_missing_in_the_key_pattern_is_reported_with_the_fields_that_use_the_group(
     call: Call, contract: Callable[[Change], Path]
 ) -> None:
     fields = ("stac.item_id", "ledger.extension_fields", "integrity.peers.groups", "virtual")
@@ -264,7 +266,7 @@ def test_the_guide_leads_from_an_empty_folder_to_an_ingested_dataset(
 
 
 def changed(file: Path, diff: str) -> None:
-    """Replace each line removed in the page's diff by the line added after it."""
+    """Apply the page's diff: replace each removed line by the lines that are added after it."""
     text = file.read_text(encoding="utf-8")
     for line, instead in re.findall(r"(?m)^-(.*\n)((?:\+.*\n)*)", diff):
         assert line in text

@@ -27,7 +27,7 @@ WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 
 @pytest.fixture
 def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
-    """Queues, and a ledger in the place that this process's environment names."""
+    """Queues, and a ledger at the path that this process's environment names."""
     unset_settings(monkeypatch)
     fixture = open_graveyard(cloud, tmp_path / "home", "")
     # Use the database of KFM_HOME.
@@ -87,7 +87,7 @@ def test_at_a_terminal_the_user_is_asked_for_confirmation(
     assert bool(own_tx(dlq_fixture.pipeline.ledger).counts()) is (typed == "y\n")
 
 
-def test_question_and_outcome_respect_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_question_and_outcome_count_messages_only_up_to_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(4)])
     question = call("drain", *WHY, "--limit", "3")
     assert "observed drain 3 messages of" in question.err
@@ -116,7 +116,7 @@ def test_a_drain_reports_the_outcome_of_each_message(dlq_fixture: DlqFixture, ca
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_that_stops_by_itself_ends_with_exit_code_4(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_a_drain_that_recurring_failures_stop_ends_with_exit_code_4(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(3)])
     for _ in range(2):
         dlq_fixture.bring_to("failed", range(3))
@@ -136,7 +136,7 @@ def test_no_letter_is_drained_into_the_store_of_another_deployment(dlq_fixture: 
     assert own_tx(dlq_fixture.pipeline.ledger).find() == []
 
 
-def test_redrive_moves_a_letter_and_discard_refuses_one_of_another_class(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_redrive_moves_a_letter_and_discard_refuses_a_readable_letter(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
     assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
@@ -151,7 +151,7 @@ def test_redrive_moves_a_letter_and_discard_refuses_one_of_another_class(dlq_fix
     assert named["unreadable"] in refused.err
 
 
-def test_the_cloud_serves_until_it_is_signalled_to_end(tmp_path: Path) -> None:
+def test_the_cloud_serves_until_a_signal_ends_the_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from kfm_dagster.cli.main import main; main()", "cloud", "--outage"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KFM_")}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`kfm runs show`: each node of a run, its outcome, and the reason of skips."""
+"""`kfm runs show`: the nodes of a run with their outcomes, and the reason of each skip."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ DIED = "33333333-0000-4000-8000-000000000004"
 REEXECUTED = "44444444-0000-4000-8000-000000000005"
 PATHS = "66666666-0000-4000-8000-000000000007"
 WAITS = "55555555-0000-4000-8000-000000000006"
-FOUND = {"rule": "anchors", "observed": "two without", "expected": "anchors", "units_at_fault": 2, "units": []}
+FINDING = {"rule": "anchors", "observed": "two without", "expected": "anchors", "units_at_fault": 2, "units": []}
 NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of one day: a successful one, one with nothing new, a forced one, one that died."""
+    """Runs of one day: a successful run, a run without new objects, a forced run, a run that died."""
     folder = tmp_path_factory.mktemp("four-runs")
     objects = folder / "objects"
     chain.put(objects, chain.volumes(2))
@@ -69,7 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(
     recorded: Path, home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pipeline]:
-    """A copy of the four runs, as the environment's deployment."""
+    """A copy of the four runs, as the deployment that the environment names."""
     pipeline = chain.open_copy(recorded, tmp_path, url=database_url, seconds=3 * 3600)
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     yield pipeline
@@ -78,7 +78,7 @@ def deployment(
 
 @pytest.fixture
 def dagster_runs(deployment: Pipeline, home: Path) -> None:
-    """Record in Dagster's storage a re-execution of the run that worked, and a queued one."""
+    """Record in Dagster's storage two re-executions of the successful run, the second still queued."""
     folder = home / "dagster"
     folder.mkdir()
     at = chain.START + timedelta(minutes=30)
@@ -98,7 +98,7 @@ def dagster_runs(deployment: Pipeline, home: Path) -> None:
 
 
 def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
-    """Run the first node like a run with the tag kfm/force."""
+    """Run the first node as a run with the tag kfm/force does."""
     node = MessageParse(
         pipeline=pipeline, dataset="nexrad-l2", partition=DAY, run_id=run_id, source=Source.LISTING, limit=chain.LIMIT
     )
@@ -116,7 +116,7 @@ def account_of(call: Call, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.clause("IEN-17")
-def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
+def test_a_run_is_shown_node_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
     account = account_of(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     assert {(node["fate"], node["why"]) for node in account["nodes"]} == {("ran", None)}
@@ -157,7 +157,9 @@ def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, cal
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_reexecution_under_another_contract_is_marked(deployment: Pipeline, dagster_runs: None, call: Call) -> None:
+def test_a_node_skipped_in_a_reexecution_under_another_contract_has_the_cause_other_inputs(
+    deployment: Pipeline, dagster_runs: None, call: Call
+) -> None:
     clock = deployment.clock
     clock.now = chain.START + timedelta(minutes=30, seconds=2)
     deployment.registry = ContractRegistry.of(
@@ -170,7 +172,7 @@ def test_a_reexecution_under_another_contract_is_marked(deployment: Pipeline, da
     assert {node["fate"] for node in account_of(call, WORKED)["nodes"]} == {"ran"}
 
 
-def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
+def test_a_reexecution_skips_nodes_that_succeeded_in_the_root_run(
     deployment: Pipeline, dagster_runs: None, call: Call
 ) -> None:
     account = account_of(call, REEXECUTED[:8])
@@ -204,8 +206,8 @@ def test_a_retried_step_shows_its_number_of_attempts(
     assert deeds[:3] == ["claimed 1 unit", "checked 1 object, in 2 attempts", "read the headers of 1 object"]
 
 
-def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
-    for operator, checks, failed, taken_back, did in (
+def test_a_step_whose_units_all_failed_is_described_differently_from_a_failed_step() -> None:
+    for operator, checks, failed, revoked, did in (
         ("settle", 1, 1, False, "settled 1 unit, 1 failed"),
         ("integrity_check", 0, 0, False, "failed"),
         ("stac_register", 2, 0, True, "registered 2 Items, rolled back because of nexrad-l2.settle"),
@@ -219,7 +221,7 @@ def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
             outcome=Outcome.FAILED,
             recorded_at=chain.START,
         )
-        if taken_back:
+        if revoked:
             state = state.revoked(by="nexrad-l2.settle", at=chain.START)
         assert node_account(state.dataset_id, state, [], Window()).did == did
 
@@ -270,7 +272,9 @@ def test_the_table_is_readable_in_eighty_columns(
 
 
 @pytest.mark.clause("RSP-09")
-def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
+def test_the_id_of_a_unit_or_item_selects_its_run_and_latest_selects_the_newest_ingest(
+    deployment: Pipeline, call: Call
+) -> None:
     record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
         assert account_of(call, str(name))["run_id"] == WORKED
@@ -282,7 +286,7 @@ def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(depl
     assert account_of(call, "latest")["run_id"] == DIED
 
 
-def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) -> None:
+def test_gates_that_did_not_pass_are_shown_first(deployment: Pipeline, call: Call) -> None:
     stage = "nexrad-l2.metadata_extract"
     store = StageStore(deployment.database, clock=deployment.clock)
     with deployment.database.transaction() as tx:
@@ -294,7 +298,7 @@ def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) ->
                     attempt=1,
                     kind=AuditKind.GATE,
                     event="G2",
-                    details={**FOUND, "outcome": end},
+                    details={**FINDING, "outcome": end},
                 )
                 for end in ("passed", "fail_units")
             ],
@@ -308,11 +312,11 @@ def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) ->
 
 REFUSED = {
     "unknown": ("99999999", ["nothing is recorded of such a run", "99999999"]),
-    "an unknown whole id": ("99999999-0000-4000-8000-000000000009", ["nothing is recorded of such a run"]),
+    "a complete id that is unknown": ("99999999-0000-4000-8000-000000000009", ["nothing is recorded of such a run"]),
     "empty": ("", ["nothing is recorded of such a run"]),
     "ambiguous": ("11111111-", ["several ids", WORKED, AGAIN]),
     "too short": ("2222222", ["abbreviated too far", FORCED]),
-    "not told apart by LIKE": ("%", ["nothing is recorded of such a run"]),
+    "a wildcard of LIKE": ("%", ["nothing is recorded of such a run"]),
 }
 
 

@@ -26,19 +26,19 @@ def paths(command, path):
             yield (*path, name)
 
 def answer(arguments):
-    told = io.StringIO()
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
             main(arguments)
     except SystemExit as end:
-        return end.code, told.getvalue()
+        return end.code, errors.getvalue()
 
 calls = [(*path, "--help") for path in paths(kfm, ())] + [("mcp",)]
 print(json.dumps({" ".join(call): answer(call) for call in calls}))
 """
 
 
-def test_every_command_works_or_names_its_extra_without_extras(tmp_path: Path) -> None:
+def test_without_extras_every_command_works_or_names_the_extra_that_it_needs(tmp_path: Path) -> None:
     variables = {"KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     answers = json.loads(printed_by(sys.executable, "-c", with_extras() + ANSWERS, **variables))
     assert len(answers) > 60

@@ -1,4 +1,4 @@
-"""`kfm init` migrates both databases once; if a part is missing, it changes nothing."""
+"""`kfm init` migrates both databases once; if a requirement is missing, the command changes nothing."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def heads(url: str, table: str) -> list[str]:
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.timeout(HANG_SECONDS)
-@pytest.mark.parametrize("place", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_two_parallel_inits_migrate_both_databases_once_and_a_third_changes_nothing(
-    place: str, outside: None, call: Call, home: Path, request: pytest.FixtureRequest
+    kind: str, outside: None, call: Call, home: Path, request: pytest.FixtureRequest
 ) -> None:
-    named = {} if place == "sqlite" else dict.fromkeys(("KFM_WAL_DSN", "KFM_DAGSTER_DSN"), _empty(request))
-    both = [_init(named) for _ in range(2)]
-    outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    named = {} if kind == "sqlite" else dict.fromkeys(("KFM_WAL_DSN", "KFM_DAGSTER_DSN"), _empty(request))
+    processes = [_init(named) for _ in range(2)]
+    outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     done = [json.loads(text) for text in outputs]
     assert sorted(result["dagster"]["dagster.yaml"] for result in done) == ["kept", "written"]
     assert done[0]["ledger"] == done[1]["ledger"]
-    if place == "sqlite":
+    if kind == "sqlite":
         files = {str(path.relative_to(home)) for path in home.rglob("*.db")}
         assert {"kfm.db", "dagster/history/runs.db", "dagster/schedules/schedules.db"} <= files
         assert len(heads(f"sqlite:///{home / 'dagster' / 'history' / 'runs.db'}", "alembic_version")) == 1
@@ -87,15 +87,15 @@ def test_two_parallel_inits_migrate_both_databases_once_and_a_third_changes_noth
 @pytest.mark.timeout(HANG_SECONDS)
 def test_two_parallel_inits_install_pgstac_once(outside: None, home: Path, postgis_server: str) -> None:
     with databases.created(postgis_server) as url:
-        both = [_init({"KFM_STAC_API_DSN": url}) for _ in range(2)]
-        outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+        processes = [_init({"KFM_STAC_API_DSN": url}) for _ in range(2)]
+        outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     [installed] = {json.loads(text)["stac api"]["pgstac"] for text in outputs}
     assert installed.startswith("0.10.")
 
 
 @pytest.mark.clause("SEC-11")
-def test_places_of_an_older_home_are_adopted_on_request_but_never_those_of_another_deployment(
+def test_roots_of_an_older_home_are_adopted_on_request_but_roots_of_another_deployment_never(
     outside: None, call: Call, home: Path
 ) -> None:
     item = home / "catalog" / "goes-abi" / "collection.json"
@@ -114,7 +114,7 @@ def test_places_of_an_older_home_are_adopted_on_request_but_never_those_of_anoth
 
 
 @pytest.mark.clause("SEC-11")
-def test_ingesting_commands_refuse_a_place_of_another_deployment(outside: None, call: Call, home: Path) -> None:
+def test_ingesting_commands_refuse_a_root_of_another_deployment(outside: None, call: Call, home: Path) -> None:
     Root(name="lineage", setting="KFM_LINEAGE_URL", location=str(home / "lineage")).mark("1" * 32)
     for command in ("worker", "drain", "ui --cloud aws --port 39871"):
         refused = call(*command.split())
@@ -133,7 +133,7 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.clause("DAG-13")
-def test_a_missing_requirement_is_one_line_before_anything_is_created_or_started(
+def test_a_missing_requirement_is_reported_in_one_line_before_anything_is_created_or_started(
     outside: None, call: Call, home: Path
 ) -> None:
     no_bucket = "cannot be used; observed there is no such bucket"
@@ -228,8 +228,8 @@ def test_the_retention_role_gets_its_rights_and_works_with_its_own_dsn(
     outside: None, call: Call, empty_postgres_url: str, deployment_role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
-    both = call("init", "--role", deployment_role, "--retention-role", deployment_role)
-    both.refused("retention needs a role of its own")
+    refused = call("init", "--role", deployment_role, "--retention-role", deployment_role)
+    refused.refused("retention needs a role of its own")
     printed = call("init", "--retention-role", deployment_role, "--json")
     assert (printed.code, f'"retention role": "{deployment_role} (' in printed.out) == (ExitCode.DONE, True)
     monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, deployment_role))

@@ -1,4 +1,4 @@
-"""`kfm registry check` and `kfm dataset new --from-registry`: planted drifts, and drafts."""
+"""`kfm registry check` reports planted drift; `kfm dataset new --from-registry` drafts contracts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entry(*arns: str, **keys: object) -> dict[str, Any]:
 
 
 def agreeing() -> Documents:
-    """Return an entry with topics and buckets for each contract; the last two have further keys."""
+    """Return an entry with topics and buckets for each contract, and two entries without a contract."""
     entries = {
         contract.id: entry(
             *(topic.arn for topic in contract.notifications.topics),
@@ -49,7 +49,7 @@ def agreeing() -> Documents:
 
 
 class Planted:
-    """Entries and exceptions that agree with the contracts, for tests to change."""
+    """Entries and exceptions that agree with the contracts until a test changes them."""
 
     def __init__(self) -> None:
         self.entries = agreeing()
@@ -75,7 +75,7 @@ Check = Callable[[Planted], list[Mapping[str, str]]]
 
 @pytest.fixture
 def check(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Run the command on planted entries; its exit code must match whether there is drift."""
+    """Return a function that checks planted entries; the exit code must be 4 exactly if drift is reported."""
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(tmp_path))
     folder = tmp_path / "datasets"
     folder.mkdir()
@@ -123,15 +123,15 @@ DRIFTS: dict[str, tuple[Callable[[Planted], object], str, str]] = {
         "bucket-moved",
         "noaa-mrms-pds",
     ),
-    "license by name": (
+    "license of another name": (
         lambda at: at.entries["mrms"].update(License="[CC BY 4.0](https://x)"),
         "license-differs",
         "mrms",
     ),
-    "license by other words": (lambda at: at.entries["mrms"].update(License="Ask us."), "license-differs", "mrms"),
+    "license in other words": (lambda at: at.entries["mrms"].update(License="Ask us."), "license-differs", "mrms"),
     "license gone": (lambda at: at.entries["mrms"].update(License=None), "license-differs", "mrms"),
     "retired by its entry": (lambda at: at.entries["mrms"].update(Description=f"Rain. {ENDED}"), "retired", "mrms"),
-    "retired by the interval": (lambda at: at.entries["mrms"].update(UpdateFrequency=ENDED), "retired", "mrms"),
+    "retired by the update frequency": (lambda at: at.entries["mrms"].update(UpdateFrequency=ENDED), "retired", "mrms"),
     "retired by a resource": (
         lambda at: at.replace("mrms", "New data notifications", ENDED),
         "retired",
@@ -182,7 +182,7 @@ def test_each_planted_drift_is_named_once(check: Check) -> None:
 
 def test_the_text_output_has_a_line_for_each_drift(call: Call, check: Check, tmp_path: Path) -> None:
     planted = Planted()
-    for drift in ("topic gone", "license by name"):
+    for drift in ("topic gone", "license of another name"):
         DRIFTS[drift][0](planted)
     rows = check(planted)
     *lines, total = call("registry", "check", str(tmp_path / "datasets")).out.splitlines()
@@ -199,11 +199,11 @@ def test_agreeing_excepted_and_unrelated_entries_are_not_drift(
 ) -> None:
     planted = Planted()
     assert check(planted) == []
-    # Sentences with similar words, and one that the exceptions list as examined.
+    # These are no drift: sentences with similar words, and a sentence that the exceptions list.
     planted.entries["mrms"]["Description"] = "It introduced products, discontinued others. Values need to be replaced."
     planted.entries["gfs"]["Description"] = f"The old bucket is gone. {ENDED}"
     planted.exceptions["retirements"]["no longer be updated"] = "of the old bucket"
-    # A contract's topic that the registry lacks, listed with a reason in the exceptions.
+    # Nor is a contract's topic that the registry lacks, if the exceptions list it with a reason.
     planted.replace("hrrr", HRRR, "arn:aws:other")
     planted.exceptions["unlisted_topics"][HRRR] = "asked NODD"
     assert check(planted) == []
@@ -236,7 +236,7 @@ def test_an_unreadable_registry_is_refused(call: Call, tmp_path: Path, monkeypat
     call("registry", "check", str(tmp_path)).refused("registry-exceptions.yaml line 2: ", "unknown key 'topics'")
 
 
-def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None:
+def test_a_contract_is_created_from_an_entry_of_the_registry(call: Call, tmp_path: Path) -> None:
     text = '## News <p>**Rapid** \\1 refresh: [RAP](https://x) is a "model".</p> Hourly.\n\n<br/> Since 2012. More.'
     entries = {
         "noaa-rap": entry(f"{OTHER}6", "arn:aws:s3:::noaa-rap-pds", Name="RAP", Description=text),
@@ -271,7 +271,7 @@ def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None
     )
     contract = yaml.safe_load((tmp_path / "rap.yaml").read_text("utf-8"))
     assert (contract["storage"]["buckets"], contract["governance"]["license"]) == (["two"], "CC-BY-4.0")
-    # An entry without a topic: the contract lists the bucket.
+    # If the entry has no topic, the drafted contract has the bucket listed at intervals.
     assert call(*begin[:6], "old.yaml", *begin[7:], "noaa-old").code == ExitCode.DONE
     contract = yaml.safe_load((tmp_path / "old.yaml").read_text("utf-8"))
     assert "topics" not in contract["notifications"]

@@ -1,4 +1,4 @@
-"""`kfm retention` shows planned and done deletions; with a wrong policy it deletes nothing."""
+"""`kfm retention` shows planned and completed deletions; without a policy it deletes nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def row(out: str) -> dict[str, Any]:
     return plan_row
 
 
-def test_every_kind_has_a_plan(call: Call, home: Path) -> None:
+def test_the_plan_has_a_row_for_each_kind_of_the_policy(call: Call, home: Path) -> None:
     policy(home, "".join(f"  {kind}: 30d\n" for kind in RetentionKind if kind is not RetentionKind.DAGSTER_RUNS))
     code, out, _ = call("plan", "--json")
     planned = [json.loads(line)["kind"] for line in out.splitlines()]
@@ -99,7 +99,7 @@ def test_without_a_policy_nothing_is_deleted_and_the_policys_path_is_named(call:
     assert landed(home)
 
 
-def test_a_missing_ledger_is_one_line(call: Call, home: Path) -> None:
+def test_a_missing_ledger_gives_one_error_line_and_is_not_created(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     (home / "kfm.db").unlink()
     call("plan").refused()

@@ -1,4 +1,4 @@
-"""`kfm stac` shows differences of API and catalog by day and Item; a rebuild removes them."""
+"""`kfm stac` shows differences between API and catalog by day and Item; a rebuild removes the differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TODAY = f"{DAY:%Y-%m-%d}"
 
 @pytest.fixture
 def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
-    """Run statements in the API's database."""
+    """Yield a function that runs a statement in the API's database."""
     engine = sa.create_engine(stac_api_url, poolclass=NullPool)
 
     def run(statement: str) -> None:
@@ -40,7 +40,7 @@ def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def deployment(home: Path, stac_api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment with a STAC API and four Items in both."""
+    """A deployment with a STAC API; catalog and API have four Items."""
     monkeypatch.setenv("KFM_STAC_API_DSN", stac_api_url.replace("+psycopg2", ""))
     pipeline = Pipeline.open(Settings.load())
     hold_roots(pipeline.settings, pipeline.database)
@@ -93,7 +93,7 @@ def test_differences_are_shown_and_a_rebuild_removes_them(
         assert call("stac", "check", "--json").rows == fine.rows, damage
 
 
-def test_an_unreachable_api_is_one_line_and_a_failure_of_its_follower(
+def test_an_unreachable_api_gives_one_error_line_and_counts_as_a_failure_of_its_follower(
     home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_STAC_API_DSN", DOWN)

@@ -1,4 +1,4 @@
-"""Tables: a row is one line within the width; whole values can be copied at any width."""
+"""Tables: a row is one line within the terminal's width; in tables of whole values no id or URI is folded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_narrow_list_cuts_ids_to_distinct_prefixes_uris_in_the_middle_and_pros
             assert row["why"].startswith(why.removesuffix("…"))
 
 
-def test_a_list_drops_empty_columns_then_the_last_ones_and_names_them(
+def test_a_list_leaves_out_empty_columns_then_the_last_columns_and_names_them_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"key": "x" * 30, "zero": 0, "status": "failed", "none": None, "at": "2026-01-31T06:00:00.123456Z", "last": 7}
@@ -95,7 +95,7 @@ def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert not whole or {URI, *str(ROWS[0]["why"]).split()} <= set(text.split())
 
 
-def test_a_prose_column_keeps_a_minimum_width_and_its_longest_word(
+def test_a_prose_column_is_never_narrower_than_its_minimum_width_or_its_longest_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for prose, columns, widest in (("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)):
@@ -112,7 +112,7 @@ def test_the_widest_prose_is_folded_first(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out.count(row["short"]) == 2
 
 
-def test_nested_values_are_lines_below_the_table(
+def test_nested_values_are_printed_as_lines_below_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -128,7 +128,7 @@ def test_nested_values_are_lines_below_the_table(
     assert "\x1b" not in below
 
 
-def test_an_empty_list_is_a_line_in_a_table_and_empty_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_is_the_line_none_as_a_table_and_no_output_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     for as_json, expected in ((False, "none\n"), (True, "")):
         show_rows(iter([]), COLUMNS, as_json=as_json)
         assert capsys.readouterr().out == expected
@@ -139,16 +139,18 @@ def test_a_row_is_a_line_of_a_table_or_a_json_object(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     at = datetime(2026, 1, 31, 6, tzinfo=UTC)
-    case = KillSwitch(dataset="hrrr", engaged_at=at, engaged_by="anna", reason="why", change_ref=None, expires_at=None)
-    show_rows([case], ("engaged_at", "dataset", "expires_at"))
+    switch = KillSwitch(
+        dataset="hrrr", engaged_at=at, engaged_by="anna", reason="why", change_ref=None, expires_at=None
+    )
+    show_rows([switch], ("engaged_at", "dataset", "expires_at"))
     assert capsys.readouterr().out.splitlines()[-2].split() == ["2026-01-31T06:00:00Z", "hrrr"]
-    show_rows([case, {"cases": [case], "by": {"x": case}}], (), as_json=True)
+    show_rows([switch, {"all": [switch], "by": {"x": switch}}], (), as_json=True)
     whole, holder = map(json.loads, capsys.readouterr().out.splitlines())
-    assert whole == {**asdict(case), "engaged_at": "2026-01-31T06:00:00.000000Z"}
-    assert holder == {"cases": [whole], "by": {"x": whole}}
+    assert whole == {**asdict(switch), "engaged_at": "2026-01-31T06:00:00.000000Z"}
+    assert holder == {"all": [whole], "by": {"x": whole}}
 
 
-def test_without_a_terminal_progress_is_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_progress_is_printed_as_a_line_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = Progress(queued=12_345_678, units=30, terminal=12, in_flight=16, waiting=2)
     line = "ingesting 12/30 units, 12345678 messages queued, 2 units waiting for a retry\n"
     for interval, expected in ((0.0, 2 * line), (600.0, "")):

@@ -54,7 +54,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_a_figure_has_only_significant_digits() -> None:
+def test_a_number_is_shown_with_its_significant_digits_only() -> None:
     figures: list[tuple[Any, str]] = [
         (0.08834800000000001, "0.088348"),
         (123456.789, "123457"),
@@ -71,7 +71,7 @@ def test_a_figure_has_only_significant_digits() -> None:
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
-def test_text_and_page_round_figures_and_json_keeps_them(
+def test_text_and_page_have_rounded_numbers_and_json_has_the_exact_numbers(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kfm_dagster.cli.report.validate_report", lambda pipeline, *, since: REPORT)
@@ -111,7 +111,7 @@ def test_text_and_page_round_figures_and_json_keeps_them(
 
 
 @pytest.mark.clause("PCS-16")
-def test_each_gate_that_stops_a_stage_gives_its_exit_code(
+def test_the_exit_code_is_4_if_a_gate_stopped_a_stage_or_a_quantity_does_not_close(
     call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def coverage(outcome: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_each_gate_that_stops_a_stage_gives_its_exit_code(
     cases: list[tuple[dict[str, Any], ExitCode]] = [
         ({}, ExitCode.DONE),
         ({"stops_triggered": {"S2": 1}}, ExitCode.FINISHED_WITH_FAILURES),
-        # Coverage has no stop outcome.
+        # Coverage (G6) triggers no stop (S1 to S5), but a card can make it stop a batch.
         (coverage("stop"), ExitCode.FINISHED_WITH_FAILURES),
         (coverage("restrict"), ExitCode.DONE),
         ({"dimensional_closure": {"p_dim": 0.9, "ok": False}}, ExitCode.FINISHED_WITH_FAILURES),
@@ -131,7 +131,7 @@ def test_each_gate_that_stops_a_stage_gives_its_exit_code(
         assert call("validate").code == code, differing
 
 
-def test_a_page_overwrites_no_other_file_and_names_the_option(
+def test_the_page_does_not_overwrite_another_file_and_the_refusal_names_the_option(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
 ) -> None:
     (tmp_path / "page.html").write_text("<p>mine</p>")

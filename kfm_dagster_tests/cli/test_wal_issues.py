@@ -1,4 +1,4 @@
-"""`kfm units show` gives a suspect unit's reasons; `list --suspect` lists such units."""
+"""`kfm units show` prints the reasons for which a unit is suspect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY = chain.DAY.isoformat()
 
 @pytest.fixture
 def units(home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Ingest two objects, one without its index; return their wal_ids by metadata status."""
+    """Ingest two objects, one without its index; return the units' wal_ids by metadata status."""
     for lead in (6, 7):
         key, content, index = make_hrrr(run=datetime.combine(chain.DAY, time(6), UTC), lead=lead)
         objects = [chain.good(BUCKET, key, content), chain.good(BUCKET, f"{key}.idx", index.encode())]

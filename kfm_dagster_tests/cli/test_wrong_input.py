@@ -1,4 +1,4 @@
-"""Wrong input to any parameter is one line and a stable exit code, and changes nothing."""
+"""A wrong value of any parameter gives one error line and a stable exit code, and changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUIRED = {
     "proposal_id": "1", "subscription": "s", "file": "one.yaml", "replay from-spec file": "selection.yaml",
     "run": "latest", "name": "G19_ABI-L1b-RadM1_C13", "target": "repository",
 }  # fmt: skip
-"""Correct values of parameters that the command also requires."""
+"""Correct values of the parameters that a command requires beside the tested one."""
 SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
 BESIDES: dict[str, list[str]] = {
     **{f"replay {name}": SCOPE for name in ("select", "dry-run", "inspect", "run")},
@@ -103,7 +103,7 @@ def test_each_of_several_wrong_settings_gets_a_line(call: Call, monkeypatch: pyt
     assert SECRET not in answer.err
 
 
-def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
+def test_a_wrong_value_of_any_parameter_gives_one_error_line_and_changes_nothing(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
 ) -> None:
     contract = resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml"
@@ -117,11 +117,11 @@ def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
             continue
         value, words = wrong_value(parameter), path.split()
         for required in command.params:
-            of_other = name_of(required)
+            other = name_of(required)
             if required is parameter:
                 words += [] if name.startswith("--") else [value]
             elif required.required:
-                words += words_of(of_other, REQUIRED.get(f"{path} {of_other}") or REQUIRED[of_other])
+                words += words_of(other, REQUIRED.get(f"{path} {other}") or REQUIRED[other])
         if name not in ALONE:
             words += BESIDES.get(path, [])
         if name != "--reason" and path in {"reconcile", "retry", "replay run", "replay from-spec"}:

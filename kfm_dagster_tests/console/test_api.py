@@ -205,10 +205,10 @@ def browser(pipeline: Pipeline) -> Iterator[TestClient]:
         yield client
 
 
-def test_the_front_page_links_to_rejections_and_these_to_the_message(browser: TestClient) -> None:
+def test_the_front_page_links_to_the_rejections_and_each_rejection_to_its_message(browser: TestClient) -> None:
     front = browser.get("/").text
     assert '<li class="bad">dead letters<b><a href="/rejected#dead">3</a>' in front
-    # Messages in the queue and informative items are not counted as "to be done".
+    # Messages in the queue and notices are not counted as problems.
     assert '<li class="">queue<b>7</b>' in front
     assert '<li class="good">problems<b><a href="#matters">0</a>' in front
     assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
@@ -224,7 +224,9 @@ def test_the_front_page_links_to_rejections_and_these_to_the_message(browser: Te
     assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
 
 
-def test_a_message_s_page_has_no_reasons_of_a_message_with_a_longer_id(browser: TestClient, pipeline: Pipeline) -> None:
+def test_the_page_of_a_message_has_no_reasons_of_a_message_whose_id_only_begins_alike(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
     longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
     own_tx(pipeline.deliveries).record([longer])
     own_tx(pipeline.deliveries).reject(
@@ -244,7 +246,7 @@ def test_a_long_message_is_shown_in_part(
     assert f"And {len(HOSTILE) - 6} characters more: <code>kfm units rejected --message message-1 --body</code>" in page
 
 
-def test_pages_of_rejections_are_complete_although_a_batch_has_one_time(
+def test_pages_of_rejections_are_complete_although_all_rejections_of_a_batch_have_the_same_time(
     browser: TestClient, pipeline: Pipeline
 ) -> None:
     whole = [(row.message_id, row.record_index) for row in pipeline.deliveries.rejected()]
@@ -254,7 +256,9 @@ def test_pages_of_rejections_are_complete_although_a_batch_has_one_time(
         assert [(row["message_id"], row["record_index"]) for row in rows] == whole
 
 
-def test_the_pages_apply_the_filter_of_their_address(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_rejections_apply_the_filter_in_the_url(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
     page = browser.get("/rejected?message=message").text
     assert "s3://b/" not in page
@@ -307,7 +311,7 @@ def test_alerts_are_listed_in_pages(browser: TestClient, pipeline: Pipeline, mon
 
 
 @pytest.mark.one_database
-def test_the_page_of_gaps_is_filtered_by_dataset_and_marks_a_cut_list(
+def test_the_page_of_gaps_is_filtered_by_dataset_and_marks_an_incomplete_list(
     browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = pipeline.clock()

@@ -1,4 +1,4 @@
-"""The console's bounds over real sockets: incomplete requests, and too many."""
+"""The console's bounds over real sockets: on incomplete requests, and on numbers of connections and requests."""
 
 from __future__ import annotations
 
@@ -112,22 +112,24 @@ def test_a_connection_with_an_incomplete_request_is_closed(sent: bytes, monkeypa
         assert is_closed(connection)
 
 
-def test_an_answer_may_take_longer_than_the_request_s_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_sent_even_after_the_deadline_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 0.2)
     server = Server()
     with server.serving() as port, ExitStack() as opened:
         slow = begin(port, "/slow")
         server.begun.acquire()
-        # Its deadline has passed when a later connection's has.
+        # When the deadline of a later connection has passed, that of the slow request has passed, too.
         assert is_closed(half_open(port, HALF_A_HEADER, opened))
         server.go_on.set()
         assert slow.getresponse().read() == b"slow"
         slow.close()
 
 
-def test_beyond_the_limit_of_connections_the_longest_waiting_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_of_connections_the_connection_that_waits_longest_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bounds, "MOST_CONNECTIONS", 3)
-    # No connection is closed by its deadline.
+    # The deadline is so late that it closes no connection.
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
     with Server().serving() as port, ExitStack() as opened:
         first, second, third = [half_open(port, HALF_A_HEADER, opened) for _ in range(3)]
@@ -164,8 +166,8 @@ def test_pipelining_connections_do_not_block_other_clients() -> None:
         assert [ask(port).status for _ in range(10)] == [200] * 10
 
 
-def test_a_chunked_body_is_refused_at_the_limit_without_reading_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The connection is not closed by its deadline.
+def test_a_chunked_body_is_refused_at_the_limit_and_its_rest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The deadline is so late that it does not close the connection.
     monkeypatch.setattr(bounds, "REQUEST_SECONDS", 600)
     chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
     with Server().serving() as port, ExitStack() as opened:

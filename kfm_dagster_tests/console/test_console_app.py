@@ -73,7 +73,7 @@ def _headers(response: HTTPResponse) -> dict[str, str]:
 
 @pytest.fixture
 def worked(database_url: str, tmp_path: Path) -> Iterator[Ask]:
-    """Serve a home with one run."""
+    """Serve the console over a deployment in which one run was executed."""
     pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     put(tmp_path / "objects", volumes(2))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUN)
@@ -84,7 +84,7 @@ def worked(database_url: str, tmp_path: Path) -> Iterator[Ask]:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
-    """Serve a home without runs."""
+    """Serve the console over a deployment without runs."""
     settings = Settings(home=tmp_path / "home")
     Pipeline.open(settings).close()
     with serving(settings, Clock()) as request:
@@ -126,7 +126,7 @@ def test_the_front_page_shows_whether_anything_needs_attention(worked: Ask) -> N
     assert "<h1>Nothing needs attention</h1>" in worked(f"{FRONT}?format=html").text
 
 
-def test_health_is_that_of_the_database(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_health_check_fails_if_the_database_is_unavailable(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (worked("/healthz").status, worked("/healthz").text) == (200, "ok\n")
 
     def unavailable(_: object) -> int:

@@ -1,4 +1,4 @@
-"""Decisions by forms: authorisation, effects, and entries in the governance log; on SQLite."""
+"""Decisions by forms of the console: authorisation, effects, and entries in the governance log; on SQLite."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_cookie_is_valid_for_one_token_and_a_limited_time(
     sessions = Sessions.of(SecretStr(" ".join(f"{name}={token}" for name, token in TOKENS.items())))
     cookie, attributes = signed_in(sessions)
     assert attributes == {"HttpOnly", f"Max-Age={SESSION_SECONDS}", "Path=/", "SameSite=strict"}
-    # TLS to the server, to a proxy that declares it, or to a proxy that does not.
+    # TLS ends at the server, at a proxy that declares TLS in a header, or at a proxy that does not.
     for variant in ({"scheme": "https"}, {"x_forwarded_proto": "https, http"}, {"origin": "https://testserver"}):
         assert signed_in(sessions, **variant)[1] - attributes == {"Secure"}
     assert signed_in(sessions, origin="http://testserver", x_forwarded_proto="http")[1] == attributes
@@ -176,7 +176,7 @@ def test_failed_sign_ins_are_limited_by_address_and_logged(
     assert attempt(TOKENS["anna"]) == 303
 
 
-def test_beyond_the_bound_only_the_address_with_the_oldest_attempt_is_dropped() -> None:
+def test_beyond_the_maximum_of_addresses_only_the_one_with_the_oldest_attempt_is_forgotten() -> None:
     attempts = session.SignInAttempts()
     others = [str(number) for number in range(session.MOST_ADDRESSES - 1)]
     for address in ["first"] * session.MOST_ATTEMPTS + ["second"] * session.MOST_ATTEMPTS + others:
@@ -229,7 +229,7 @@ def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Consol
     assert anna.post(f"/units/{second}/release", data={"version": "2", **REASON}).status_code == 409
     [replay] = [anna.post(f"/units/{console.failed[0]}/retry", data={"reason": "again"}).headers["location"]]
     assert "0 of 1 units are done" in anna.get(replay).text
-    # A form of an earlier version is refused.
+    # A form that shows an earlier version of the record is refused.
     for verb in ("release", "discard"):
         assert anna.post(f"/units/{third}/{verb}", data={"version": "1", **REASON}).status_code == 409
     assert console.record(third).version == 2
@@ -246,7 +246,7 @@ def test_a_number_out_of_range_is_refused(console: Console) -> None:
 
 
 @pytest.mark.parametrize(("query", "units"), [("status=failed", 2), ("status=failed&text=KTLX", 2)])
-def test_a_filter_is_counted_then_replayed_and_the_replay_can_be_stopped(
+def test_the_units_of_a_filter_are_counted_then_replayed_and_the_replay_can_be_stopped(
     console: Console, query: str, units: int
 ) -> None:
     anna = console.browser("anna")
@@ -280,7 +280,7 @@ def test_each_status_that_needs_a_decision_has_its_button(console: Console, monk
         assert f"eligible<b>{units}</b>" in anna.get(link).text
 
 
-def test_a_filter_is_released_only_as_it_was_counted(console: Console) -> None:
+def test_the_units_of_a_filter_are_released_only_if_they_are_those_of_the_count(console: Console) -> None:
     anna = console.browser("anna")
     selection = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
     front = anna.get("/", headers={"accept": "text/html"}).text
@@ -300,7 +300,7 @@ def test_a_filter_is_released_only_as_it_was_counted(console: Console) -> None:
     assert set(console.quarantined) <= {record.wal_id for record in pending}
 
 
-def test_a_filter_is_discarded_only_as_it_was_counted(console: Console) -> None:
+def test_the_units_of_a_filter_are_discarded_only_if_they_are_those_of_the_count(console: Console) -> None:
     anna = console.browser("anna")
     first, *others = console.quarantined
     assert anna.post(f"/units/{first}/discard", data={"version": "2", "reason": "gone"}).status_code == 303
@@ -337,7 +337,7 @@ def test_a_filter_is_discarded_only_as_it_was_counted(console: Console) -> None:
     assert re.search(r"eligible<b>0</b>", anna.get("/discards/dry-run", params=selection).text)
 
 
-def test_a_filter_without_failed_units_or_with_too_many_to_examine_is_refused_as_a_replay(
+def test_a_replay_of_a_filter_without_failed_units_or_with_too_many_to_examine_is_refused(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = console.browser("anna")

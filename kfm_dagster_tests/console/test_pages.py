@@ -28,7 +28,7 @@ RUN = "11111111-1111-4111-8111-111111111111"
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """Open a home with four succeeded units."""
+    """Open a deployment with four succeeded units."""
     root = tmp_path_factory.mktemp("pages")
     opened = open_pipeline(root / "home", root / "objects")
     put(root / "objects", volumes(4))
@@ -79,7 +79,7 @@ def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -
         assert str(text) in page
     for entry in own_tx(pipeline.ledger).history(record.wal_id):
         assert f'<td data-label="reason">{entry.reason}</td>' in page
-    # The four steps, the footprint, and the object's address.
+    # The page has the four steps, the footprint, and the object's address.
     assert page.count('<li class="good"><b>') == 4
     assert f'<a class="hue-0" href="/units/{record.wal_id}"><title>nexrad-l2: ' in page
     assert 'href="https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/' in page
@@ -89,7 +89,7 @@ def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -
     assert f'kfm.open("{address}")' in unescape(page)
 
 
-def test_units_are_listed_in_pages_by_the_filter_of_the_address(
+def test_units_are_listed_in_pages_by_the_filter_in_the_url(
     browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 3)
@@ -208,7 +208,7 @@ def test_a_time_within_two_days_is_shown_as_an_age_with_the_time_as_title() -> N
         assert text == f'<time datetime="2026-01-31T06:00:00Z" title="{title}">{shown}</time>'
 
 
-def test_a_heading_is_the_column_s_name_aligned_with_its_values() -> None:
+def test_a_heading_is_the_name_of_the_column_aligned_like_the_values_below() -> None:
     rows = [{"closed_at": None, "units": 1, "looked_at": 2, "ok": True}, {"closed_at": AT, "units": 2, "looked_at": 3}]
     shown = [str(heading(rows, name)) for name in ("closed_at", "units", "looked_at")]
     assert shown == [

@@ -1,4 +1,4 @@
-"""Searching units: each filter against a look through all records, page by page."""
+"""The search of units: for each filter, its pages have the units that match among all records."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Searched:
         """Return all records, the newest event first."""
         return self.bench.ledger.find(limit=10_000)
 
-    def pages(self, wanted: UnitFilter, *, limit: int) -> Iterator[list[str]]:
-        """Yield the ids of each page; a page that reached its bound may be empty."""
+    def pages(self, unit_filter: UnitFilter, *, limit: int) -> Iterator[list[str]]:
+        """Yield the ids of each page; a page can be empty if its search reached the bound of examined records."""
         after = None
         while True:
-            page = search_units(self.pipeline, wanted, after, limit)
+            page = search_units(self.pipeline, unit_filter, after, limit)
             assert len(page.rows) <= limit
             yield [row["wal_id"] for row in page.rows]
             after = page.after
@@ -94,55 +94,56 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("examined", "limits"), [(1, (7,)), (units.MOST_EXAMINED, (5, 1_000))])
-def test_every_page_has_what_is_meant_in_order_and_none_twice(
+def test_the_pages_have_all_matching_units_in_order_and_no_unit_twice(
     searched: Searched, monkeypatch: pytest.MonkeyPatch, examined: int, limits: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(units, "MOST_EXAMINED", examined)
     monkeypatch.setattr(search, "FIRST_CHUNK", 2)
     records = searched.records()
-    for wanted, limit in product(FILTERS, limits):
-        meant = [record.wal_id for record in records if _is_meant(record, wanted)]
-        pages = list(islice(searched.pages(wanted, limit=limit), 10 * UNITS))
-        assert [wal_id for page in pages for wal_id in page] == meant, (wanted, limit)
+    for unit_filter, limit in product(FILTERS, limits):
+        expected = [record.wal_id for record in records if _matches(record, unit_filter)]
+        pages = list(islice(searched.pages(unit_filter, limit=limit), 10 * UNITS))
+        assert [wal_id for page in pages for wal_id in page] == expected, (unit_filter, limit)
         if examined > UNITS:
-            assert all(len(page) == limit for page in pages[:-1]), (wanted, limit)
-            assert count_units(searched.pipeline, wanted) == UnitCount(units=len(meant), exact=True)
+            assert all(len(page) == limit for page in pages[:-1]), (unit_filter, limit)
+            assert count_units(searched.pipeline, unit_filter) == UnitCount(units=len(expected), exact=True)
 
 
-def test_a_count_stops_where_it_may(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_stops_at_its_bounds_and_is_marked_as_inexact(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "MOST_COUNTED", 3)
     assert count_units(searched.pipeline, UnitFilter()) == UnitCount(units=3, exact=False)
     monkeypatch.setattr(units, "MOST_EXAMINED", 3)
     monkeypatch.setattr(units, "MOST_COUNTED", 1_000)
-    for wanted in (UnitFilter(text="KTLX"), UnitFilter(operator="metadata_extract"), UnitFilter(suspect=True)):
-        found = count_units(searched.pipeline, wanted)
-        assert (found.units <= 3, found.exact) == (True, False), wanted
+    for unit_filter in (UnitFilter(text="KTLX"), UnitFilter(operator="metadata_extract"), UnitFilter(suspect=True)):
+        count = count_units(searched.pipeline, unit_filter)
+        assert (count.units <= 3, count.exact) == (True, False), unit_filter
 
 
-def test_failures_are_added_up_by_code_dataset_and_operator(
-    searched: Searched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_counted_by_code_dataset_and_operator(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [record for record in searched.records() if record.status in {Status.FAILED, Status.QUARANTINED}]
-    expected = Counter((one.last_error_code, one.dataset, operator_of(one)) for one in failing)
+    expected = Counter((record.last_error_code, record.dataset, operator_of(record)) for record in failing)
     groups = failure_groups(searched.pipeline, FailureFilter())
-    assert Counter({(one.code, one.dataset, one.operator): one.units for one in groups}) == expected
+    assert Counter({(group.code, group.dataset, group.operator): group.units for group in groups}) == expected
     assert len(expected) > 4
-    assert all(one.exact for one in groups)
-    assert [one.units for one in groups] == sorted((one.units for one in groups), reverse=True)
+    assert all(group.exact for group in groups)
+    assert [group.units for group in groups] == sorted((group.units for group in groups), reverse=True)
     [worst, *_] = groups
     times = [
-        one.updated_at
-        for one in failing
-        if (one.last_error_code, one.dataset, operator_of(one)) == (worst.code, worst.dataset, worst.operator)
+        record.updated_at
+        for record in failing
+        if (record.last_error_code, record.dataset, operator_of(record)) == (worst.code, worst.dataset, worst.operator)
     ]
     assert (worst.first_seen, worst.last_seen) == (min(times), max(times))
     assert min(times) < max(times)
-    assert {one.dataset for one in failure_groups(searched.pipeline, FailureFilter(dataset="goes-abi"))} == {"goes-abi"}
+    of_goes = failure_groups(searched.pipeline, FailureFilter(dataset="goes-abi"))
+    assert {group.dataset for group in of_goes} == {"goes-abi"}
     assert failure_groups(searched.pipeline, FailureFilter(since=datetime(2026, 1, 1, tzinfo=UTC))) == []
     monkeypatch.setattr(units, "MOST_ADDED_UP", 1)
     capped = failure_groups(searched.pipeline, FailureFilter())
-    assert not all(one.exact for one in capped)
-    assert {one.code for one in capped} == {one.code for one in groups}
+    assert not all(group.exact for group in capped)
+    assert {group.code for group in capped} == {group.code for group in groups}
 
 
 def test_the_view_names_the_operator_at_which_a_unit_failed(searched: Searched) -> None:
@@ -153,7 +154,7 @@ def test_the_view_names_the_operator_at_which_a_unit_failed(searched: Searched) 
     assert {"integrity_check", "metadata_extract", None} <= set(shown.values())
 
 
-def test_a_wrong_filter_is_one_line() -> None:
+def test_a_wrong_filter_is_refused_in_one_line() -> None:
     for query, line in (
         ([("colour", "red")], "a filter has no such parameter or value; observed 'colour'; expected dataset, "),
         ([("status", "failed"), ("status", "")], "observed a parameter twice"),
@@ -174,7 +175,7 @@ def test_a_wrong_filter_is_one_line() -> None:
 
 
 @pytest.mark.one_database
-def test_a_wrong_page_is_one_line(searched: Searched) -> None:
+def test_a_wrong_page_position_or_an_unknown_dataset_is_refused(searched: Searched) -> None:
     for after in ("", "x", "2025-13-03T00:00:00.000000Z_" + "0" * 8 + "-0000" * 3 + "-" + "0" * 12):
         with pytest.raises(BadFilterError):
             search_units(searched.pipeline, UnitFilter(), after, 1)
@@ -201,12 +202,12 @@ TIMES = st.none() | st.datetimes(timezones=st.just(UTC))
         until=TIMES,
     )
 )
-def test_a_filter_comes_back_from_its_query(wanted: UnitFilter) -> None:
-    assert UnitFilter.of_query(wanted.query()) == wanted
+def test_a_filter_can_be_read_back_from_its_query(unit_filter: UnitFilter) -> None:
+    assert UnitFilter.of_query(unit_filter.query()) == unit_filter
 
 
 def operator_of(record: NoddWalRecord) -> str | None:
-    """Return the operator at which the unit failed by its error code."""
+    """Return the operator at which the unit failed, according to the record's error code."""
     of_codes = {
         "missing_object": "integrity_check",
         "bad_magic": "integrity_check",
@@ -238,7 +239,7 @@ def _fill(bench: Bench) -> None:
 
 
 def _registered(unit: Any) -> Any:
-    """Return the unit with an Item whose id does not occur in its key."""
+    """Return the unit with an Item whose id does not occur in the object's key."""
     whole = finished(unit)
     return whole.evolve(stac=replace(whole.stac, item_id=f"Scan-of-{unit.dataset}"))
 
@@ -250,19 +251,19 @@ def _unread(unit: Any, code: str) -> Any:
     return whole.evolve(metadata=Metadata(status=CheckStatus.FAILED, issues=(issue,)), stac=None, provenance=None)
 
 
-def _is_meant(record: NoddWalRecord, wanted: UnitFilter) -> bool:
+def _matches(record: NoddWalRecord, unit_filter: UnitFilter) -> bool:
     failing = record.status in {Status.FAILED, Status.QUARANTINED}
     return (
-        wanted.dataset in {None, record.dataset}
-        and wanted.status in {None, record.status}
-        and (not wanted.is_of_failures or failing or wanted.status is Status.PENDING)
-        and wanted.code in {None, record.last_error_code}
-        and wanted.operator in {None, operator_of(record)}
-        and wanted.partition in {None, record.partition_key}
-        and (not wanted.suspect or CheckStatus.SUSPECT in {record.integrity_status, record.metadata_status})
-        and wanted.text.lower() in f"{record.object_uri}\n{record.stac_item_id}".lower()
-        and (wanted.since is None or record.event_time >= wanted.since)
-        and (wanted.until is None or record.event_time < wanted.until)
+        unit_filter.dataset in {None, record.dataset}
+        and unit_filter.status in {None, record.status}
+        and (not unit_filter.is_of_failures or failing or unit_filter.status is Status.PENDING)
+        and unit_filter.code in {None, record.last_error_code}
+        and unit_filter.operator in {None, operator_of(record)}
+        and unit_filter.partition in {None, record.partition_key}
+        and (not unit_filter.suspect or CheckStatus.SUSPECT in {record.integrity_status, record.metadata_status})
+        and unit_filter.text.lower() in f"{record.object_uri}\n{record.stac_item_id}".lower()
+        and (unit_filter.since is None or record.event_time >= unit_filter.since)
+        and (unit_filter.until is None or record.event_time < unit_filter.until)
     )
 
 
