@@ -37,7 +37,7 @@ LEGAL = {
     ("pending", "quarantined"),
     ("failed", "quarantined"),
 }
-"""The transitions without a person (NODD WAL state machine, section 3), repeated here so that code and test do not
+"""The transitions that need no person (NODD WAL state machine, section 3), repeated here so that code and test do not
 share errors."""
 HISTORY_BY_MOVE = """
     SELECT dataset, to_status, replay_reason, attempt, count(*) AS moves
@@ -119,8 +119,8 @@ def counted(database: Database) -> list[MoveCount]:
         ]
 
 
-class Heard(list[dict[str, Any]]):
-    """The ledger's events, oldest first, and the log's own records of them."""
+class Events(list[dict[str, Any]]):
+    """The ledger's events, oldest first, and their log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class Heard(list[dict[str, Any]]):
 
 
 @contextmanager
-def heard() -> Iterator[Heard]:
+def logged() -> Iterator[Events]:
     """Collect the ledger's events of every level."""
-    events = Heard()
+    events = Events()
     logger, listener = logging.getLogger(EVENTS), logging.NullHandler()
     listener.handle = events.handle
     level = logger.level
@@ -184,7 +184,7 @@ def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
 
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
-    """Return the contracts with exact waits."""
+    """Return the contracts with backoffs that are not randomised."""
     waits = {contract.id: contract.retry.backoff.model_copy(update={"kind": "exp"}) for contract in contracts}
     retries = {contract.id: contract.retry.model_copy(update={"backoff": waits[contract.id]}) for contract in contracts}
     return ContractRegistry.of([contract.model_copy(update={"retry": retries[contract.id]}) for contract in contracts])

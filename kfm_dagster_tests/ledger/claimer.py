@@ -1,7 +1,7 @@
 """Claim until no unit is pending: `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
 
-Each prints `ready`, waits for a line on standard input, and prints its claims and its time as JSON. `contend`
-starts several and releases them at the same time.
+A process of this program prints `ready`, waits for a line on standard input, and prints its claims and its time as
+JSON. `contend` starts several processes and lets all begin at the same time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """The claims of each process by run, and the seconds of the slowest."""
+    """The ids that each process claimed, by run, and the seconds that the slowest process took."""
 
     won: Mapping[str, Sequence[str]]
     seconds: float

@@ -1,4 +1,4 @@
-"""Fixtures of the ledger's tests; each runs once on SQLite and once on PostgreSQL."""
+"""Fixtures of the ledger's tests; each test runs once on SQLite and once on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrival times: percentiles over days equal the ledger's within the width of a class."""
+"""Arrival times: percentiles from counts by class are exact within the width of a class."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DAY = START.date()
 
 
 @given(st.lists(st.integers(0, 8 * 86_400), min_size=1, max_size=300), st.sampled_from([0.5, 0.95, 0.99]))
-def test_a_percentile_of_classes_is_within_one_percent_of_the_exact_one(seconds: list[int], share: float) -> None:
+def test_a_percentile_of_classes_differs_by_at_most_one_percent(seconds: list[int], share: float) -> None:
     exact = sorted(seconds)[max(1, math.ceil(share * len(seconds))) - 1]
     approximation = percentile(Counter(map(class_of, seconds)), share)
     assert abs(approximation - exact) <= 0.01 * exact + 0.5
 
 
-def test_an_announcement_before_the_start_counts_as_no_delay() -> None:
+def test_an_announcement_before_the_start_of_the_data_counts_as_no_delay() -> None:
     assert percentile({class_of(-30): 1}, 0.5) == 0
 
 
@@ -53,7 +53,7 @@ def test_days_are_counted_by_product_and_summed_over_a_window(database: Database
     assert arrival_times(database, first=DAY + timedelta(1), last=DAY + timedelta(9)) == []
 
 
-def test_leads_of_a_forecast_are_counted_separately(database: Database, contracts: ContractRegistry) -> None:
+def test_lead_times_of_a_forecast_are_counted_separately(database: Database, contracts: ContractRegistry) -> None:
     bench = make_bench(database, contracts)
     run = START.replace(minute=0, second=0)
     bench.ledger.ensure([_forecast(lead, run, timedelta(minutes=50 + lead)) for lead in range(19)])

@@ -1,4 +1,4 @@
-"""Silences, drops and holes open when due and close by themselves, on both databases."""
+"""Gaps (silences, drops, holes) open when they are due and close without a person, on both databases."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_silence_is_detected_within_two_cadences_and_closes_by_itself(
 
 
 @pytest.mark.parametrize(("oldest", "dropped"), [(timedelta(seconds=2399), False), (timedelta(seconds=2400), True)])
-def test_a_drop_is_a_rate_below_half(bench: Bench, gaps: Gaps, oldest: timedelta, dropped: bool) -> None:
+def test_a_drop_is_below_half_of_the_expected_rate(bench: Bench, gaps: Gaps, oldest: timedelta, dropped: bool) -> None:
     announced(bench, *[timedelta(minutes=number) for number in range(3)], oldest)
     gaps.look_at([window()], at=NOW)
     gap_list = gaps.list(since=LONG_AGO)
@@ -86,25 +86,25 @@ def test_a_drop_that_becomes_a_silence_is_closed(bench: Bench, gaps: Gaps) -> No
 
 
 def test_silences_of_datasets_and_products_open_and_close_independently(bench: Bench, gaps: Gaps) -> None:
-    def looked(at: datetime) -> list[tuple[str, str]]:
+    def open_gaps(at: datetime) -> list[tuple[str, str]]:
         sites = [window(name, at, {"site": site}) for name, site in (("here", "KTLX"), ("there", "KICT"))]
         gaps.look_at([*sites, replace(window("here", at), dataset="hrrr")], at=at)
         assert {gap.kind for gap in gaps.list(since=LONG_AGO)} <= {GapKind.SILENCE}
         return [(gap.dataset, gap.product) for gap in gaps.list(since=LONG_AGO)]
 
     announced(bench, *[timedelta(minutes=number) for number in range(8)])
-    assert looked(NOW) == [("hrrr", "here"), ("nexrad-l2", "there")]
+    assert open_gaps(NOW) == [("hrrr", "here"), ("nexrad-l2", "there")]
     announced(bench, *[timedelta(minutes=number) for number in range(8)], site="KICT")
-    assert looked(NOW) == [("hrrr", "here")]
+    assert open_gaps(NOW) == [("hrrr", "here")]
     # Within an hour the same gap reopens; after that a new gap opens.
     for minutes, rows in ((30, 3), (90, 3)):
         every = [("hrrr", "here"), ("nexrad-l2", "here"), ("nexrad-l2", "there")]
-        assert looked(NOW + timedelta(minutes=minutes)) == every
+        assert open_gaps(NOW + timedelta(minutes=minutes)) == every
         assert len(gaps.list(since=LONG_AGO, closed=True)) == rows
     later = NOW + timedelta(hours=2)
     announced(bench, *[NOW - later + timedelta(minutes=number) for number in range(8)], site="KICT")
-    assert looked(later) == every[:2]
-    assert looked(later + timedelta(hours=1)) == every
+    assert open_gaps(later) == every[:2]
+    assert open_gaps(later + timedelta(hours=1)) == every
     assert len(gaps.list(since=LONG_AGO, closed=True)) == 4
 
 
@@ -118,7 +118,7 @@ def test_a_unit_counts_as_announced_in_every_status(bench: Bench, gaps: Gaps) ->
     assert open_kinds(gaps) == []
 
 
-def test_the_list_has_holes_since_a_time_and_all_current_gaps(bench: Bench, gaps: Gaps) -> None:
+def test_the_list_has_the_holes_since_a_time_and_every_open_silence(bench: Bench, gaps: Gaps) -> None:
     before = NOW - timedelta(days=9)
     for name, site in (("open", "KICT"), ("over", "KTLX")):
         gaps.look_at([window(name, before, {"site": site})], at=before)
@@ -143,7 +143,7 @@ def test_the_list_has_holes_since_a_time_and_all_current_gaps(bench: Bench, gaps
         assert gaps.open_days("nexrad-l2", since=since) == days
 
 
-def test_a_product_is_expected_from_its_first_announcement_and_a_listed_day_completely(
+def test_objects_are_expected_from_a_product_s_first_announcement_and_on_a_listed_day_all_day(
     gaps: Gaps, database: Database
 ) -> None:
     day, next_day = NOW.date(), NOW.date() + timedelta(days=1)
@@ -201,7 +201,7 @@ def test_a_hole_opens_for_one_missing_object_and_closes_when_it_arrives(gaps: Ga
     # An invalidated object is missing again.
     assert gaps.record("nexrad-l2", hours(2, 0, 3, 3), at=NOW) == (1, 1)
     assert repairs(gaps.list(since=LONG_AGO)) == [(1, 0, None)]
-    # A later expectation may be larger; a gap that was closed stays closed by its run.
+    # A later expectation can be larger; a closed gap without a missing object stays closed.
     assert gaps.record("nexrad-l2", hours(3, 0, 3, 3, expected=3), at=NOW) == (1, 0)
     assert [gap.expected for gap in gaps.list(since=LONG_AGO)] == [3]
     with database.engine.connect() as connection:

@@ -74,7 +74,7 @@ NEWER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.clause("BEY-01")
 @pytest.mark.parametrize("arrival", ["in order", "reversed", "together", "together, reversed"])
-def test_which_of_two_versions_is_newer_does_not_depend_on_their_arrival(bench: Bench, arrival: str) -> None:
+def test_which_of_two_versions_is_newer_does_not_depend_on_their_order_of_arrival(bench: Bench, arrival: str) -> None:
     for number, (name, (first, second)) in enumerate(NEWER.items()):
         site = f"K{number:03d}"
         older, newer = version(1, site=site, **first), version(2, site=site, **second)
@@ -92,21 +92,21 @@ def test_which_of_two_versions_is_newer_does_not_depend_on_their_arrival(bench: 
 
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sequencers that differ in zeros on the right": ({"sequencer": "0A"}, {"sequencer": "0A00"}),
-    "one time and no sequencer": ({}, {}),
+    "equal times and no sequencer": ({}, {}),
 }
 
 
 @pytest.mark.clause("BEY-01")
 def test_versions_without_an_order_are_both_admitted(bench: Bench) -> None:
-    for place, (name, pair) in enumerate(SAME.items()):
-        units = [version(number, site=f"K{place:03d}", **facts) for number, facts in enumerate(pair)]
+    for index, (name, pair) in enumerate(SAME.items()):
+        units = [version(number, site=f"K{index:03d}", **facts) for number, facts in enumerate(pair)]
         for unit in units:
             bench.ledger.ensure([unit])
         assert statuses_of(bench, units) == ["pending", "pending"], name
 
 
 @pytest.mark.clause("BEY-01")
-def test_other_objects_are_not_versions(bench: Bench) -> None:
+def test_units_of_another_object_or_start_are_not_versions_of_a_unit(bench: Bench) -> None:
     unit = version(1, sequencer="0A")
     elsewhere = version(2, sequencer="0B", site="KDDC")
     later = START + timedelta(hours=1)
@@ -119,25 +119,25 @@ DEEDS = ("nothing", "claim", "succeed", "fail", "fail and retry", "quarantine")
 
 
 @pytest.mark.clause("BEY-01")
-def test_three_versions_end_alike_in_every_order_of_arrival(bench: Bench) -> None:
-    """Actions between the arrivals leave only the newest pending, and successes unchanged."""
+def test_three_versions_reach_the_same_statuses_in_every_order_of_arrival(bench: Bench) -> None:
+    """Whatever was done between the arrivals, older versions end quarantined unless they had succeeded."""
     orders = list(itertools.permutations((1, 2, 3)))
     for number, (deed, order) in enumerate(itertools.product(DEEDS, orders)):
-        units = {place: version(place, sequencer=f"0{place}", site=f"K{number:03d}") for place in (1, 2, 3)}
+        units = {index: version(index, sequencer=f"0{index}", site=f"K{number:03d}") for index in (1, 2, 3)}
         succeeded = set()
-        for one in order:
-            bench.ledger.ensure([units[one]])
+        for arriving in order:
+            bench.ledger.ensure([units[arriving]])
             succeeded |= act(bench, deed, list(units.values()))
         work_off(bench, list(units.values()))
-        ends = ["succeeded" if units[place].wal_id in succeeded else "quarantined" for place in (1, 2)]
+        ends = ["succeeded" if units[index].wal_id in succeeded else "quarantined" for index in (1, 2)]
         ends.append("quarantined" if deed == "quarantine" else "succeeded")
         assert statuses_of(bench, list(units.values())) == ends, (order, deed)
         assert bench.successor(units[3].wal_id) is None
-        assert {bench.successor(units[place].wal_id) for place in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
+        assert {bench.successor(units[index].wal_id) for index in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
 
 
 def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
-    """Act on the pending units; return the successful units."""
+    """Act on the pending units; return the ids of the units that succeeded."""
     if deed == "nothing":
         return set()
     status_of = bench.ledger.statuses(unit.wal_id for unit in units)
@@ -146,7 +146,7 @@ def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
         bench.ledger.quarantine([unit.wal_id for unit in waiting], reason_code="odd", decision=JANE)
         return set()
     if deed == "fail and retry":
-        # Once each, so that the newest has an attempt left for its success.
+        # One attempt of each unit, so that the newest has an attempt left to succeed.
         waiting = [unit for unit in waiting if bench.ledger.get(unit.wal_id).attempts == 0]
     claimed = bench.claim(*waiting) if waiting else []
     if deed == "claim":
@@ -160,7 +160,7 @@ def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
 
 
 def work_off(bench: Bench, units: list[Envelope]) -> None:
-    """Run until no unit is pending: only the newest object can still be read."""
+    """Claim and settle until no unit is pending; only the newest version can still be read."""
     newest = units[-1].wal_id
     for _ in range(8):
         bench.ledger.release_lost(run_ids=[RUN])
@@ -176,7 +176,7 @@ def work_off(bench: Bench, units: list[Envelope]) -> None:
 
 
 @pytest.mark.clause("BEY-01")
-def test_a_unit_superseded_while_its_attempt_fails_is_quarantined_when_due(bench: Bench) -> None:
+def test_a_unit_superseded_while_its_attempt_fails_is_quarantined_when_its_retry_is_due(bench: Bench) -> None:
     if bench.database.dialect == "sqlite":
         pytest.skip("one writer at a time: the second transaction sees the first")
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
@@ -196,7 +196,7 @@ RELEASES: dict[str, Callable[[Bench, Transaction], RecoverReport]] = {
     "rollback": lambda bench, tx: bench.ledger.release_rolled_back(
         run_id=RUN, dataset="nexrad-l2", because="a stage failed", tx=tx
     ),
-    "recovery of its run": lambda bench, tx: bench.ledger.release_lost(run_ids=[RUN], tx=tx),
+    "recovery of the unit's run": lambda bench, tx: bench.ledger.release_lost(run_ids=[RUN], tx=tx),
     "recovery of expired leases": lambda bench, tx: bench.ledger.release_lost(tx=tx),
 }
 
@@ -205,7 +205,7 @@ RELEASES: dict[str, Callable[[Bench, Transaction], RecoverReport]] = {
 @pytest.mark.parametrize("attempt", [1, 3], ids=["attempts left", "last attempt"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_claim_is_revoked_while_a_newer_version_is_admitted(bench: Bench, release: str, attempt: int) -> None:
-    """The admission references the claimed record by a foreign key without locking its claim."""
+    """The admission references the claimed record by a foreign key without locking the record's claim."""
     if bench.database.dialect == "sqlite":
         pytest.skip("one writer at a time: the second transaction sees the first")
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
@@ -247,7 +247,7 @@ def rows(bench: Bench, unit: Envelope) -> tuple[Any, int]:
 AUTOMATIC: dict[str, Callable[[Bench, Envelope], object]] = {
     "due retries": lambda bench, _: bench.ledger.retry_due(now=bench.clock.now + timedelta(days=99), limit=1000),
     "redelivery": lambda bench, unit: bench.ledger.requeue(bench.ledger.ensure([unit]).existing),
-    "recovery of its run": lambda bench, _: bench.ledger.release_lost(run_ids=[RUN]),
+    "recovery of the unit's run": lambda bench, _: bench.ledger.release_lost(run_ids=[RUN]),
     "recovery of expired leases": lambda bench, _: bench.ledger.release_lost(),
     "a claim": lambda bench, unit: bench.claim(unit),
     "a settlement that comes late": lambda bench, unit: bench.ledger.settle(
@@ -262,7 +262,7 @@ AUTOMATIC: dict[str, Callable[[Bench, Envelope], object]] = {
 
 @pytest.mark.clause("WSM-14", "WSM-07")
 @pytest.mark.parametrize("code", [PERMANENT, TRANSIENT, "governance_hard_fail", "claim_lost"])
-def test_no_automatic_path_touches_a_unit_whose_attempts_are_used_up(bench: Bench, code: str) -> None:
+def test_no_automatic_action_changes_a_unit_without_attempts_left(bench: Bench, code: str) -> None:
     unit = envelope()
     bench.ledger.ensure([unit])
     for _ in range(3):
@@ -271,14 +271,14 @@ def test_no_automatic_path_touches_a_unit_whose_attempts_are_used_up(bench: Benc
     before = rows(bench, unit)
     assert before[0].status is Status.QUARANTINED
     bench.clock.advance(10**7)
-    for name, path in AUTOMATIC.items():
-        path(bench, unit)
+    for name, action in AUTOMATIC.items():
+        action(bench, unit)
         assert rows(bench, unit) == before, name
 
 
 @pytest.mark.clause("WSM-14")
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
+def test_a_permanent_error_has_a_smaller_limit_of_attempts(
     limit: int, bench: Bench, contracts: ContractRegistry
 ) -> None:
     strict = {"codes": [PERMANENT], "max_attempts": limit}
@@ -300,7 +300,7 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
-def test_a_permanent_error_is_tried_once_unless_it_may_pass_with_time(bench: Bench) -> None:
+def test_a_permanent_error_ends_the_attempts_unless_it_can_pass_with_time(bench: Bench) -> None:
     permanent = ("size_zero", "unreadable_format", "truncated_object", "contract_fault")
     curable = ("missing_object", "access_denied", "size_mismatch")
     for number, code in enumerate((*permanent, *curable)):
@@ -314,10 +314,10 @@ def test_a_permanent_error_is_tried_once_unless_it_may_pass_with_time(bench: Ben
 
 
 @pytest.mark.clause("WSM-07", "WSM-14")
-def test_a_failure_without_attempts_under_a_stricter_contract_does_not_block_others(
+def test_a_failed_unit_without_attempts_under_a_stricter_contract_does_not_block_other_units(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
-    """The contract changed after the attempt; the unit, always due first, blocks no other."""
+    """The contract became stricter after the attempt; the unit is always due first, but blocks no other unit."""
     hopeless, hopeful = envelope(1), envelope(2)
     bench.ledger.ensure([hopeless, hopeful])
     fail(bench, hopeless, PERMANENT)
@@ -358,7 +358,7 @@ def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: 
 
 @pytest.mark.clause("WSM-15")
 @pytest.mark.parametrize("late", [False, True])
-def test_after_the_deadline_only_a_person_s_replay_starts(
+def test_no_retry_starts_after_the_deadline_but_a_replay_by_a_person_does(
     late: bool, bench: Bench, contracts: ContractRegistry
 ) -> None:
     bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
@@ -384,7 +384,7 @@ def test_after_the_deadline_only_a_person_s_replay_starts(
 
 @pytest.mark.clause("WSM-16")
 @pytest.mark.parametrize("end", ["fails", "succeeds", "is lost"])
-def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, end: str) -> None:
+def test_a_released_unit_without_attempts_left_gets_exactly_one_more_attempt(bench: Bench, end: str) -> None:
     unit = envelope()
     bench.ledger.ensure([unit])
     for _ in range(3):
@@ -411,7 +411,7 @@ def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, en
 
 @pytest.mark.clause("WAL-10")
 @pytest.mark.parametrize("switch", ["nexrad-l2", EVERY_DATASET])
-def test_a_switched_off_dataset_is_neither_claimed_nor_admitted_nor_written(bench: Bench, switch: str) -> None:
+def test_units_of_a_switched_off_dataset_are_neither_claimed_nor_retried_nor_written(bench: Bench, switch: str) -> None:
     waiting, broken, working = envelope(1), envelope(2), envelope(3)
     bench.bring_to("pending", waiting)
     bench.bring_to("failed", broken)
@@ -423,12 +423,12 @@ def test_a_switched_off_dataset_is_neither_claimed_nor_admitted_nor_written(benc
 
     def refused() -> bool:
         later = bench.clock.now + timedelta(days=1)
-        let_in = [bench.ledger.requeue([broken.wal_id], reason=reason) for reason in ReplayReason]
+        requeued = [bench.ledger.requeue([broken.wal_id], reason=reason) for reason in ReplayReason]
         with bench.database.transaction() as tx:
             fenced = bench.ledger.leases.fence(RUN)(tx, attempts)
         return (
             bench.claim(waiting) == []
-            and set(let_in) == {frozenset()}
+            and set(requeued) == {frozenset()}
             and bench.ledger.retry_due(now=later, limit=10) == {}
             and fenced == {working.wal_id: FenceIssue.KILL_SWITCH}
         )
@@ -443,7 +443,7 @@ def test_a_switched_off_dataset_is_neither_claimed_nor_admitted_nor_written(benc
 
 
 @pytest.mark.clause("WSM-11", "WAL-10")
-def test_a_claim_lost_while_switched_off_is_retried_once_it_is_on(bench: Bench) -> None:
+def test_a_unit_lost_while_its_dataset_is_switched_off_is_retried_after_the_switch_is_released(bench: Bench) -> None:
     for number, lost in enumerate(([RUN], [])):  # a dead run, an expired lease
         unit = envelope(number)
         bench.bring_to("in_progress", unit)

@@ -1,4 +1,4 @@
-"""Messages: the condition of their deletion, their accounting, and rows of ignored records."""
+"""Messages: when they are deleted, that none is unaccounted for, and how ignored records are stored."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_a_message_is_due_for_deletion_when_its_last_unit_is_terminal(bench: Ben
     assert bench.deliveries.counts()[DeliveryState.DELETED] == 1
 
 
-def test_a_message_without_our_units_is_due_for_deletion_at_once(bench: Bench) -> None:
+def test_a_message_without_units_is_due_for_deletion_immediately(bench: Bench) -> None:
     receive(bench, message(1, state=DeliveryState.IGNORED))
     assert due(bench) == [("m1", "r-1")]
 
 
-def test_a_message_with_a_rejected_record_stays_after_its_other_unit_ended(bench: Bench) -> None:
+def test_a_message_with_a_rejected_record_stays_on_the_queue_after_its_unit_ended(bench: Bench) -> None:
     unit = envelope()
     receive(bench, message(1, unit), units=(unit,))
     bench.deliveries.reject([rejection(1), rejection(1, 2)])
@@ -82,7 +82,7 @@ def test_a_message_with_a_rejected_record_stays_after_its_other_unit_ended(bench
     assert [entry.record_index for entry in bench.deliveries.rejected()] == [0, 2]
 
 
-def test_a_rejection_is_stored_redacted_once_per_record_of_a_known_message(bench: Bench) -> None:
+def test_a_rejection_is_redacted_and_stored_once_and_only_for_a_recorded_message(bench: Bench) -> None:
     receive(bench, message(1))
     entry = Rejection(message_id="m1", record_index=0, reason_code="signature_invalid", detail="from jane@noaa.gov")
     for _ in range(2):
@@ -93,14 +93,14 @@ def test_a_rejection_is_stored_redacted_once_per_record_of_a_known_message(bench
         bench.deliveries.reject([rejection(99)])
 
 
-def test_a_redelivery_renews_the_handle_and_a_deleted_message_is_in_flight_again(bench: Bench) -> None:
+def test_a_redelivery_updates_the_receipt_and_sets_a_deleted_message_in_flight_again(bench: Bench) -> None:
     unit = envelope()
     receive(bench, message(1, unit), units=(unit,))
     bench.bring_to("succeeded", unit)
     bench.deliveries.mark_deleted(["m1"])
     first = bench.clock.now
     bench.clock.advance(900)
-    # The same tick may even receive it twice.
+    # The same tick can even receive the message twice.
     receive(bench, message(1, unit, receipt="new"), message(1, unit, receipt="newest"), units=(unit,))
     (row,) = bench.ask("SELECT * FROM nodd_wal_deliveries")
     assert (row["state"], row["receive_count"], row["receipt_handle"]) == ("in_flight", 3, "newest-1")
@@ -144,7 +144,7 @@ def test_two_messages_of_one_unit_count_as_one_duplicate(bench: Bench) -> None:
     assert bench.deliveries.duplicates() == {"nexrad-l2": 2}
 
 
-def test_a_failed_unit_hides_its_message_until_its_next_attempt(bench: Bench) -> None:
+def test_the_message_of_a_failed_unit_is_hidden_until_the_unit_s_next_attempt(bench: Bench) -> None:
     first, second, fine = envelope(1), envelope(2), envelope(3)
     receive(bench, message(1, first, second), message(2, fine), units=(first, second, fine))
     bench.ledger.settle([failed(unit) for unit in bench.claim(first)], run_id="run-1")
@@ -160,12 +160,12 @@ def test_a_failed_unit_hides_its_message_until_its_next_attempt(bench: Bench) ->
 
 
 @pytest.mark.clause("BEY-03")
-def test_a_message_among_the_dead_letters_is_dead_unless_its_units_are_pending(bench: Bench) -> None:
+def test_a_message_in_the_dlq_is_dead_lettered_unless_a_run_has_received_it_from_the_dlq(bench: Bench) -> None:
     unit = envelope()
     drained = dataclasses.replace(message(2, unit), queue="kfm-nodd-dlq")
     receive(bench, message(1, unit), drained, message(3, unit), message(4, unit), units=(unit,))
     bench.deliveries.reject([rejection(3)])
-    bench.deliveries.mark_deleted(["m4"])  # although it was not deleted
+    bench.deliveries.mark_deleted(["m4"])  # recorded as deleted, although SQS still has it
     names = ["m1", "m2", "m3", "m4", "m5"]
     bench.deliveries.mark_dead_lettered(names, queue="kfm-nodd-dlq")
     assert bench.deliveries.states(names) == {
@@ -178,12 +178,12 @@ def test_a_message_among_the_dead_letters_is_dead_unless_its_units_are_pending(b
 
 
 @pytest.mark.parametrize("what", ["deleted", "acknowledged", "rejected", "dead-lettered"])
-def test_concurrent_notes_of_the_same_messages_do_not_deadlock(bench: Bench, what: str) -> None:
+def test_concurrent_updates_of_the_same_messages_do_not_deadlock(bench: Bench, what: str) -> None:
     deliveries = bench.deliveries
     names = [f"{random.Random(number).getrandbits(64):016x}" for number in range(1_500)]
     own_tx(deliveries).record(dataclasses.replace(message(0), message_id=name) for name in names)
     held = {name: DueMessage(message_id=name, queue="kfm-nodd-primary", receipt_handle="r-0") for name in names}
-    note: dict[str, Callable[[list[str]], None]] = {
+    updates: dict[str, Callable[[list[str]], None]] = {
         "deleted": deliveries.mark_deleted,
         "acknowledged": lambda part: deliveries.mark_acknowledged(held[name] for name in part),
         "rejected": lambda part: own_tx(deliveries).reject(
@@ -193,22 +193,22 @@ def test_concurrent_notes_of_the_same_messages_do_not_deadlock(bench: Bench, wha
     }
 
     def repeat(seed: int) -> set[str]:
-        noted: set[str] = set()
+        updated: set[str] = set()
         for number in range(6):
-            # The database's order of rows depends on their number.
+            # The order in which the database reads rows depends on the number of rows.
             part = random.Random(seed * 10 + number).sample(names, 700 + 130 * number)
-            note[what](part)
-            noted |= set(part)
-        return noted
+            updates[what](part)
+            updated |= set(part)
+        return updated
 
     with ThreadPoolExecutor(3) as pool:
-        noted = set().union(*pool.map(repeat, range(3)))
+        updated = set().union(*pool.map(repeat, range(3)))
     state = DeliveryState({"acknowledged": "deleted"}.get(what, what.replace("-", "_")))
-    assert deliveries.states(names) == {name: state if name in noted else DeliveryState.IN_FLIGHT for name in names}
+    assert deliveries.states(names) == {name: state if name in updated else DeliveryState.IN_FLIGHT for name in names}
 
 
 @pytest.mark.clause("BEY-03")
-def test_conservation_holds_through_every_state_of_units_and_messages(bench: Bench) -> None:
+def test_conservation_holds_for_every_state_of_units_and_messages(bench: Bench) -> None:
     states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
     units = tuple(envelope(number) for number in range(5))
     receive(bench, *(message(number, unit) for number, unit in enumerate(units)), units=units)
@@ -268,7 +268,7 @@ def kept(bench: Bench) -> list[IgnoredRecord]:
 
 
 @pytest.mark.clause("OPR-19")
-def test_a_redelivered_message_keeps_its_first_rows(bench: Bench) -> None:
+def test_a_redelivered_message_keeps_its_ignored_records_and_adds_only_new_ones(bench: Bench) -> None:
     receive_ignored(bench, sidecar(0))
     bench.clock.advance(900)
     receive_ignored(bench, sidecar(0), sidecar(1))
@@ -278,7 +278,7 @@ def test_a_redelivered_message_keeps_its_first_rows(bench: Bench) -> None:
 
 @pytest.mark.clause("OPR-19")
 @pytest.mark.parametrize("beyond", [0, 1, 4_000])
-def test_records_beyond_the_limit_of_a_message_are_counted_by_reason_and_dataset(bench: Bench, beyond: int) -> None:
+def test_ignored_records_beyond_a_message_s_limit_are_counted_by_reason_and_dataset(bench: Bench, beyond: int) -> None:
     named = [sidecar(index) for index in range(NAMED_PER_MESSAGE)]
     more = [sidecar(NAMED_PER_MESSAGE + index, dataset=f"d{index % 2}") for index in range(beyond)]
     receive_ignored(bench, *named, *more)
@@ -297,7 +297,7 @@ def test_records_beyond_the_limit_of_a_message_are_counted_by_reason_and_dataset
         st.tuples(st.sampled_from(["sidecar", "known_neighbour"]), st.sampled_from([None, "a", "b"])), max_size=300
     )
 )
-def test_each_record_is_counted_once(records: list[tuple[str, str | None]]) -> None:
+def test_each_ignored_record_is_counted_once(records: list[tuple[str, str | None]]) -> None:
     rows = ignored_rows(
         "m",
         [

@@ -1,4 +1,4 @@
-"""Each end, quarantine and recovery is one log event; a quarantine is one governance entry."""
+"""Each end, quarantine and recovery of a unit writes one log event; each quarantine, one governance entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, Bench, Clock, Heard, expected_event, heard, make_bench, with_retry
+from kfm_dagster_tests.ledger.bench import JANE, Bench, Clock, Events, expected_event, logged, make_bench, with_retry
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
@@ -29,13 +29,13 @@ TRANSIENT = "storage_unavailable"
 FIELDS = {"event", "wal_id", "dataset", "last_error_code", "attempt", "run_id"}
 
 
-class TakenBackError(Exception):
+class RollbackError(Exception):
     """Raised by a test to roll back a transaction."""
 
 
 @dataclass
 class Scene:
-    """A ledger and a unit with a newer version of its object."""
+    """A ledger, a unit, and a unit of a newer version of the same object."""
 
     bench: Bench
     contracts: ContractRegistry
@@ -43,7 +43,7 @@ class Scene:
     newer: Envelope
 
     def under(self, **retry: Any) -> Self:
-        """Continue under contracts with another retry policy, at the same time."""
+        """Continue with contracts of another retry policy; the clock keeps its time."""
         clock = self.bench.clock
         self.bench = make_bench(self.bench.database, with_retry(self.contracts, **retry))
         self.bench.clock.now = clock.now
@@ -107,12 +107,12 @@ def attempted(number: int) -> Before:
 
 
 def calling(name: str, **arguments: Any) -> Act:
-    """Call the ledger in the case's transaction."""
+    """Return an act that calls a method of the ledger."""
     return lambda scene, tx: getattr(scene.bench.ledger, name)(**arguments, tx=tx)
 
 
 def ending(end: Callable[[Envelope], Envelope], attempt: int = 1) -> Act:
-    """Settle the unit's attempt with an outcome."""
+    """Return an act that settles the unit's attempt with an outcome."""
     return lambda scene, tx: scene.bench.ledger.settle([end(scene.unit.evolve(attempt=attempt))], run_id=RUN, tx=tx)
 
 
@@ -195,21 +195,21 @@ WAYS: dict[str, tuple[Any, ...]] = {
         ("failed", "lease_expired"),
         ("quarantined", "lease_expired", EXHAUSTED),
     ),
-    "a lease is over where the kill switch is on": (switched_off, calling("release_lost"), ("failed", "lease_expired")),
+    "a lease is over while the kill switch is on": (switched_off, calling("release_lost"), ("failed", "lease_expired")),
     "a run is rolled back": (
         Scene.claimed,
         calling("release_rolled_back", **ROLLED_BACK),
         ("failed", "run_rolled_back"),
         ("recovered", "run_rolled_back"),
     ),
-    "a run is rolled back by what no attempt cures": (
+    "a run is rolled back by an error that is not compensable": (
         Scene.claimed,
         lambda scene, tx: calling("release_rolled_back", **ROLLED_BACK, not_compensable=[scene.unit.wal_id])(scene, tx),
         ("failed", "run_rolled_back"),
         ("quarantined", "run_rolled_back", "not_compensable"),
     ),
     "a retry is due": (brought_to("failed"), RETRY, ("recovered", ABSENT)),
-    "a retry is due that the contract grants no more": (
+    "a retry is due, but the contract allows no more attempts": (
         lambda scene: (scene.bench.bring_to("failed", scene.unit), scene.under(permanent=STRICT)),
         RETRY,
         ("quarantined", ABSENT, EXHAUSTED),
@@ -219,21 +219,21 @@ WAYS: dict[str, tuple[Any, ...]] = {
         lambda scene, tx: scene.bench.ledger.requeue([scene.unit.wal_id], reason="incident", run_id="replay", tx=tx),
         ("recovered", ABSENT),
     ),
-    "a person quarantines what waits": (brought_to("pending"), Scene.quarantine, ("quarantined", "odd", JANE.reason)),
-    "a person quarantines what failed": (brought_to("failed"), Scene.quarantine, ("quarantined", ABSENT, JANE.reason)),
+    "a pending unit is quarantined": (brought_to("pending"), Scene.quarantine, ("quarantined", "odd", JANE.reason)),
+    "a failed unit is quarantined": (brought_to("failed"), Scene.quarantine, ("quarantined", ABSENT, JANE.reason)),
     "a person releases": (
         brought_to("quarantined"),
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
         ("recovered", "test"),
     ),
-    # No failure precedes it, so it is a decision and not a recovery.
-    "a person has a success done again": (
+    # No failure precedes the repetition, so it is a decision and not a recovery.
+    "a person repeats a succeeded unit": (
         brought_to("succeeded"),
         lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT),
     ),
     "an attempt succeeds": (Scene.claimed, ending(finished), ("succeeded",)),
 }
-"""A start state, a call, and the expected events with code and, for a quarantine, reason."""
+"""Each start state and call with the expected events: kind, error code and, for a quarantine, the reason."""
 
 
 @pytest.fixture
@@ -243,22 +243,22 @@ def scene(bench: Bench, contracts: ContractRegistry) -> Scene:
 
 
 @pytest.fixture
-def log() -> Iterator[Heard]:
-    with heard() as events:
+def log() -> Iterator[Events]:
+    with logged() as events:
         yield events
 
 
 @pytest.mark.clause("WSM-20", "SEC-02", "TEL-06")
 @pytest.mark.parametrize("name", WAYS)
-def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: str, scene: Scene, log: Heard) -> None:
+def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: str, scene: Scene, log: Events) -> None:
     before, act, *expected = WAYS[name]
     before(scene)
     log.clear()
     changes, entries, database = len(scene.history), len(scene.entries), scene.bench.database
     rows = every_row(database)
-    with suppress(TakenBackError), database.transaction() as tx:
+    with suppress(RollbackError), database.transaction() as tx:
         act(scene, tx)
-        raise TakenBackError
+        raise RollbackError
     assert log == []
     assert every_row(database) == rows
 
@@ -277,14 +277,14 @@ def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: 
     assert [entry.reason for entry in written] == [change[2] for change in expected if change[0] == "quarantined"]
 
 
-def test_the_table_has_every_kind_of_change() -> None:
+def test_the_table_has_every_error_code_of_the_ledger() -> None:
     covered = {(change[0], code) for _, _, *expected in WAYS.values() for change in expected for code in change[1:]}
     of_ledger = {code.value for code in LedgerCode}
     assert of_ledger - {code for _, code in covered} == set()
 
 
 @pytest.mark.clause("SEC-04", "TEL-06")
-def test_an_event_is_a_json_line_with_unit_and_run_and_without_free_text(scene: Scene, log: Heard) -> None:
+def test_an_event_is_a_json_line_with_unit_and_run_and_without_free_text(scene: Scene, log: Events) -> None:
     claim = scene.claimed()
     error = failed(claim)
     secret = replace(error.integrity.issues[0], message="s3://bucket/key?X-Amz-Signature=geheim of jane@example.org")
@@ -303,7 +303,7 @@ def test_an_event_is_a_json_line_with_unit_and_run_and_without_free_text(scene: 
 
 
 @pytest.mark.clause("WSM-20")
-def test_a_quarantine_logs_a_warning_unless_a_person_decided_it(scene: Scene, log: Heard) -> None:
+def test_a_quarantine_logs_a_warning_unless_a_person_decided_it(scene: Scene, log: Events) -> None:
     """The command already prints the decision, so a warning would be noise."""
     scene.bench.bring_to("failed", scene.unit)
     log.records.clear()
@@ -318,7 +318,7 @@ def test_a_quarantine_logs_a_warning_unless_a_person_decided_it(scene: Scene, lo
 
 
 @pytest.mark.clause("WSM-20")
-def test_two_reasons_in_one_call_are_one_event_each(scene: Scene, log: Heard) -> None:
+def test_units_released_in_one_call_have_events_with_their_own_reasons(scene: Scene, log: Events) -> None:
     """A named run and a run with an expired lease are released in one call."""
     second = envelope(1)
     expired(scene)
@@ -335,7 +335,7 @@ def test_two_reasons_in_one_call_are_one_event_each(scene: Scene, log: Heard) ->
 
 
 @pytest.mark.clause("WSM-20")
-def test_events_need_no_further_statement(bench: Bench, log: Heard) -> None:
+def test_events_need_no_additional_sql_statement(bench: Bench, log: Events) -> None:
     def statements(units: list[Envelope]) -> int:
         bench.ledger.ensure(units)
         claimed = bench.claim(*units)

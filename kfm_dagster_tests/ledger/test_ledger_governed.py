@@ -1,4 +1,4 @@
-"""Both databases refuse ungoverned overrides, forged decisions and deletions, also by hand."""
+"""Both databases refuse overrides without a decision, and forged decisions, also in hand-typed SQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kfm_dagster_tests.transactions import own_tx
 T = "2025-12-03T12:00:00.000000Z"
 LATER = "2025-12-03T13:00:00.000000Z"
 
-# All requirements of a transition back except its decision, so that only the decision is missing.
+# This change back to pending meets every requirement except one: only the decision is missing.
 BACK = """
 UPDATE nodd_wal_records SET
     status = 'pending', version = version + 1, updated_at = :at, changed_by = 'person',
@@ -44,7 +44,7 @@ TERMINAL = ("quarantined", "succeeded")
 
 
 def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
-    """Return the governance row that lets a unit leave its terminal state, with `changes`."""
+    """Return the governance row that lets a unit leave its terminal status, with `changes`."""
     right = {
         "at": T, "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1,
         "from_status": status, "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
@@ -63,18 +63,18 @@ def type_together(bench: Bench, *statements: tuple[str, Mapping[str, Any]]) -> N
 NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {
     "no decision": [],
     "a decision on a later version": [{"record_version": 9}],
-    "a decision on the version that stands": [{"record_version": 0}],
-    "a decision on another state": [{"from_status": "failed"}],
-    "a decision to another state": [{"to_status": "succeeded"}],
+    "a decision on the current version": [{"record_version": 0}],
+    "a decision from another status": [{"from_status": "failed"}],
+    "a decision to another status": [{"to_status": "succeeded"}],
     "a decision on another unit": [{"wal_id": envelope(99).wal_id}],
-    "a decision on no change": [{"record_version": None, "from_status": None, "to_status": None}],
+    "a decision without a change of status": [{"record_version": None, "from_status": None, "to_status": None}],
     "two decisions": [{}, {"actor": "another"}],
 }
 
 
 @pytest.mark.clause("WSM-02", "WSM-16")
 @pytest.mark.parametrize("status", TERMINAL)
-def test_no_unit_leaves_a_terminal_state_without_its_own_decision(bench: Bench, status: str) -> None:
+def test_no_unit_leaves_a_terminal_status_without_a_decision_on_exactly_this_change(bench: Bench, status: str) -> None:
     unit = envelope()
     bench.bring_to(status, unit)
     bench.ledger.ensure([envelope(99)])
@@ -107,7 +107,7 @@ def test_a_decision_without_its_transition_is_refused_at_commit(bench: Bench, st
 
 
 @pytest.mark.clause("WSM-02", "WSM-16")
-def test_a_decision_opens_no_other_way_out_of_a_terminal_state(bench: Bench) -> None:
+def test_a_decision_permits_a_terminal_unit_no_transition_except_to_pending(bench: Bench) -> None:
     allowed = {(rule.from_status, rule.to_status) for rule in OVERRIDES}
     assert allowed == {("quarantined", "pending"), ("succeeded", "pending")}
     for number, status in enumerate(TERMINAL):
@@ -200,13 +200,13 @@ def test_a_case_is_closed_only_by_its_logged_decision(bench: Bench) -> None:
     assert bench.type_by_hand(CLOSE_CASE + where, state="discarded", entry=right["entry"]) == 1
     with pytest.raises(DBAPIError, match="cases_are_filled_and_closed_once"):
         bench.type_by_hand(f"UPDATE quarantine_cases SET state = 'open', closed_at = NULL, closing_entry = NULL{where}")
-    # A discarded unit stays out, even with a decision.
+    # A discarded unit stays quarantined, even with a decision.
     with pytest.raises(IllegalTransitionError, match="discarded_stays_out"), explained():
         type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
 
 
 @pytest.mark.clause("BEY-06", "WSM-20")
-def test_hand_typed_quarantine_and_release_also_write_case_and_entry(bench: Bench) -> None:
+def test_hand_typed_quarantine_and_release_also_write_case_and_governance_entry(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("failed", unit)
     # A name longer than the entry's column must not prevent the transition.
@@ -227,7 +227,7 @@ def test_hand_typed_quarantine_and_release_also_write_case_and_entry(bench: Benc
 
 
 @pytest.mark.clause("SEC-02")
-def test_entries_are_selected_by_each_filter_alone_and_combined(bench: Bench) -> None:
+def test_governance_entries_are_selected_by_any_combination_of_filters(bench: Bench) -> None:
     log, units = bench.ledger.log, [envelope(number).wal_id for number in range(2)]
     bench.ledger.ensure([envelope(0), envelope(1)])
     actions = (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED)
@@ -250,7 +250,7 @@ def test_entries_are_selected_by_each_filter_alone_and_combined(bench: Bench) ->
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_switch_is_engaged_until_the_moment_of_its_expiry(bench: Bench) -> None:
+def test_a_kill_switch_is_on_until_the_moment_at_which_it_expires(bench: Bench) -> None:
     switches, now, waiting = bench.ledger.switches, bench.clock.now, envelope()
     bench.bring_to("pending", waiting)
     with pytest.raises(RefusedError, match="before it begins"):

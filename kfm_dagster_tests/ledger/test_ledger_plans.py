@@ -1,4 +1,4 @@
-"""Query plans read only the needed rows, and contending claims have one winner per record."""
+"""Query plans read only the needed rows, and of contending processes exactly one claims each record."""
 
 from __future__ import annotations
 
@@ -85,20 +85,20 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("alerts.findings", {}, r"(?s)(stage_audit_by_kind.*){3}"),
 ]
 LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
-"""Partial indexes over active rows, which a plan may read completely."""
+"""Partial indexes over active rows, which a plan is allowed to read completely."""
 READ = GROWING | {"etl_steps", "node_output", "stage_audit", "clock_readings"}
-"""The growing tables, and those of the statements of steps and alerts."""
+"""The tables that grow, and the tables that the statements of steps and alerts read."""
 STEPS = 2 * MOST
 
 
-def test_no_daily_statement_reads_a_whole_table_that_grows(
+def test_no_frequent_statement_reads_a_growing_table_completely(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     if database.dialect == "postgresql":
         Filling(database=database, records=CELLS * CELL).fill()
-        _end_steps(database, "told")
+        _end_steps(database, "published")
         Lineage(database, str(tmp_path / "lineage")).publish_staged()
-        _end_steps(database, "untold")
+        _end_steps(database, "unpublished")
         _analyze(database)
     else:
         # Without ANALYZE, the table's content does not change plans.
@@ -115,11 +115,11 @@ def test_no_daily_statement_reads_a_whole_table_that_grows(
         plan = _plan(database, name, usual | parameters)
         whole = _read_whole(plan, statement(database.dialect, name).text)
         if whole or not re.search(expected, plan):
-            faults.append(f"{name} {parameters} reads all of {whole or 'nothing'}, not by {expected}:\n{plan}")
+            faults.append(f"{name} {parameters}: reads completely {whole or 'no table'}; expected {expected}:\n{plan}")
     assert not faults, "\n\n".join(faults)
 
 
-def test_messages_of_a_run_are_found_by_its_units_with_statistics_of_a_ledger_at_rest(database: Database) -> None:
+def test_with_statistics_of_a_settled_ledger_messages_of_a_run_are_read_by_the_unit_index(database: Database) -> None:
     if database.dialect == "sqlite":
         pytest.skip("SQLite plans without statistics")
     Filling(database=database, records=CELL, settled=True).fill()
@@ -134,7 +134,7 @@ def _analyze(database: Database) -> None:
 
 
 def _end_steps(database: Database, run_id: str) -> None:
-    """Record intents of a run without work."""
+    """Record intents of a run, each resolved as skipped."""
     intents = Intents(database, clock=lambda: NOW)
     payload = {"inputs": [], "code": CODE.canonical()}
     with database.transaction() as tx:
@@ -220,11 +220,11 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
 
 PROCESSES = 8
 RECORDS = 3_000
-"""A smaller case of the test in `make soak`."""
+"""Fewer records than in the same test of `make soak`."""
 
 
 @pytest.mark.clause("WSM-13", "WSM-04", "WAL-12")
-def test_contending_processes_give_every_record_one_winner_and_one_attempt(
+def test_each_record_is_claimed_once_by_one_of_the_contending_processes(
     database: Database, contracts: ContractRegistry, figure: Callable[[str], None]
 ) -> None:
     bench = make_bench(database, contracts)

@@ -1,4 +1,4 @@
-"""Model, published schema and both databases' tables agree; the history rebuilds the record."""
+"""The record's model, published schema and table have the same fields; the history rebuilds the record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_model_published_schema_and_table_have_the_same_fields_types_and_nullabi
 
 
 @pytest.mark.clause("WAL-01")
-def test_the_published_schema_is_that_of_the_model() -> None:
+def test_the_published_schema_equals_the_model_s_schema() -> None:
     written = json.dumps(wal_record_schema(), indent=2, ensure_ascii=False) + "\n"
     assert PUBLISHED.read_text(encoding="utf-8") == written, (
         f"write json.dumps(wal_record_schema(), indent=2, ensure_ascii=False) to {PUBLISHED.name}"
@@ -115,7 +115,7 @@ print(json.dumps({
 
 
 @pytest.mark.clause("WAL-01")
-def test_a_field_added_in_one_file_is_in_ledger_artifact_and_record(database_url: str) -> None:
+def test_a_field_added_only_to_the_envelope_is_in_ledger_artifact_and_record(database_url: str) -> None:
     printed = printed_by(sys.executable, "-c", SCRIPT, BEFORE, FIELDS, database_url)
     both = [["KTLX", "2025-04-01 12:00:00+00:00"], [None, "None"]]
     assert json.loads(printed) == {
@@ -157,7 +157,7 @@ def test_every_transition_records_actor_time_statuses_version_reason_and_run(ben
 
 
 @pytest.mark.clause("WSM-17")
-def test_a_hand_typed_change_has_its_history_too(bench: Bench) -> None:
+def test_a_change_typed_in_a_database_shell_is_also_in_the_history(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("pending", unit)
     bench.type_by_hand(

@@ -41,7 +41,7 @@ COMPLETE = {
     "stac_status": "no-op",
     "provenance_status": "partial",
 }
-# All requirements of any transition except a legal pair, so that only the pair can be refused.
+# This change meets every requirement of any transition except one: only the pair of statuses can be illegal.
 MOVE = """
 UPDATE nodd_wal_records SET
     status = :to, version = version + 1, updated_at = :later, changed_by = 'person', change_reason = 'by hand',
@@ -86,7 +86,7 @@ def refusal_of(action: Callable[[], object]) -> str | None:
 
 
 @pytest.mark.clause("WSM-02")
-def test_python_refuses_every_pair_that_is_not_legal() -> None:
+def test_python_refuses_every_transition_that_is_not_legal() -> None:
     for before, after in itertools.product((None, *STATES), STATES):
         begin, end = Status(before) if before else None, Status(after)
         if (before, after) in LEGAL:
@@ -102,7 +102,7 @@ def test_python_refuses_every_pair_that_is_not_legal() -> None:
 
 
 @pytest.mark.clause("WSM-01", "WSM-02")
-def test_hand_typed_sql_is_refused_for_every_pair_that_is_not_legal(bench: Bench) -> None:
+def test_hand_typed_sql_is_refused_for_every_transition_that_is_not_legal(bench: Bench) -> None:
     accepted = set()
     for number, (before, after) in enumerate(PAIRS):
         unit = envelope(number)
@@ -172,7 +172,7 @@ def test_a_record_that_does_not_start_as_pending_is_refused(bench: Bench) -> Non
 
 
 @pytest.mark.clause("WSM-01", "WSM-03", "WAL-04")
-def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id(bench: Bench) -> None:
+def test_a_second_record_of_a_unit_is_refused_under_the_same_and_under_another_id(bench: Bench) -> None:
     type_record(bench)
     for wal_id in (RECORD["wal_id"], TWO):
         for verb in ("", "OR REPLACE" if bench.database.dialect == "sqlite" else ""):
@@ -193,9 +193,9 @@ def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id
 STAMP = "version = version + 1, changed_by = 'person', change_reason = 'by hand'"
 UNSOUND = {
     "version_rises_by_one": ("failed", "status = 'quarantined', version = version + 2"),
-    "version_rises_by_one (kept)": ("failed", "status = 'quarantined'"),
+    "version_rises_by_one (unchanged version)": ("failed", "status = 'quarantined'"),
     "attempts_count_claims": ("failed", f"status = 'pending', replay_reason = 'test', attempts = 2, {STAMP}"),
-    "attempts_count_claims (not counted)": (
+    "attempts_count_claims (uncounted claim)": (
         "pending",
         f"status = 'in_progress', ingest_run_id = 'r', worker_id = 'w', last_attempt_at = updated_at, {STAMP}",
     ),
@@ -207,7 +207,7 @@ UNSOUND = {
         "pending",
         f"status = 'in_progress', attempts = 1, ingest_run_id = 'r', worker_id = 'w', {STAMP}",
     ),
-    "claim_is_stamped (later)": ("failed", f"status = 'quarantined', last_attempt_at = '{LATER}', {STAMP}"),
+    "claim_is_stamped (no claim)": ("failed", f"status = 'quarantined', last_attempt_at = '{LATER}', {STAMP}"),
     "replay_has_reason": ("failed", f"status = 'pending', next_attempt_at = NULL, {STAMP}"),
 }
 
@@ -225,8 +225,8 @@ def test_an_unsound_change_is_refused_by_its_constraint_and_changes_no_row(bench
 
 @pytest.mark.one_database
 @pytest.mark.clause("WSM-07", "WSM-16")
-def test_a_connection_without_foreign_keys_accepts_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
-    """SQLite has them off by default: reasons would be unchecked, and decisions could stay open."""
+def test_a_connection_without_foreign_keys_can_write_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
+    """SQLite does not check foreign keys by default; then any reason, and a decision without its change, would pass."""
     bench = make_bench(Database.open(f"sqlite:///{tmp_path / 'kfm.db'}"), contracts)
     bench.bring_to("failed", envelope(1))
     bench.bring_to("quarantined", envelope(2))
@@ -258,7 +258,7 @@ VOCABULARIES: dict[str, dict[str, type[StrEnum]]] = {
 
 
 @pytest.mark.clause("WSM-01", "WSM-02", "PCS-18")
-def test_enums_and_check_constraints_have_the_same_words() -> None:
+def test_enums_and_check_constraints_have_the_same_values() -> None:
     for dialect, (table, enums) in itertools.product(("sqlite", "postgresql"), VOCABULARIES.items()):
         schema = "\n".join(text for migration in migrations(dialect) for text in migration.statements)
         for column, enum in enums.items():

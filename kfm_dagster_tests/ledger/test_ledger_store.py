@@ -38,7 +38,7 @@ RUN = "run-1"
 
 
 @pytest.mark.clause("WSM-03")
-def test_a_new_unit_gets_a_pending_record_with_nothing_done(bench: Bench) -> None:
+def test_a_new_unit_gets_a_pending_record_without_attempts_or_results(bench: Bench) -> None:
     unit = envelope()
     result = bench.ledger.ensure([unit, unit])
     record = bench.ledger.get(unit.wal_id)
@@ -67,7 +67,7 @@ def test_a_claim_stamps_run_worker_and_time_and_adds_one_attempt(bench: Bench) -
     assert bench.ledger.get(unit.wal_id) == record
 
 
-def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None:
+def test_claims_take_units_by_priority_then_by_age_up_to_the_limit(bench: Bench) -> None:
     units = [
         envelope(0, priority=Priority.LOW),
         envelope(1),
@@ -76,7 +76,7 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
     ]
     units[3] = units[3].evolve(event_time=units[2].event_time - timedelta(hours=1))
     bench.ledger.ensure(units)
-    # Recorded one by one, so that the database must order them.
+    # Claimed one by one, so that the database must order them.
     for number in (3, 2, 1):
         claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1)
         assert [unit.wal_id for unit in claimed] == [units[number].wal_id]
@@ -88,8 +88,8 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(unit=envelopes())
-def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Envelope) -> None:
-    # message-parse admits only printable ASCII in these two.
+def test_a_claimed_envelope_equals_the_recorded_envelope(bench: Bench, unit: Envelope) -> None:
+    # message-parse admits only printable ASCII in version and sequencer.
     assume("\0" not in f"{unit.object_version}{unit.sequencer}")
     sections = dict.fromkeys(("integrity", "metadata", "stac", "provenance", "replay_reason", "replay_run_id"))
     parsed = unit.evolve(**sections, attempt=0, record_version=0)
@@ -108,7 +108,7 @@ def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Enve
 
 
 @pytest.mark.clause("WSM-05")
-def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> None:
+def test_a_unit_with_a_complete_chain_succeeds_and_its_record_names_the_item(bench: Bench) -> None:
     bench.ledger.ensure([envelope()])
     claimed = bench.claim()
     bench.clock.advance(2)
@@ -120,7 +120,7 @@ def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> N
 
 
 @pytest.mark.clause("WSM-04")
-def test_a_writer_with_a_late_clock_keeps_the_record_s_time(bench: Bench) -> None:
+def test_a_writer_whose_clock_is_behind_keeps_the_record_s_later_time(bench: Bench) -> None:
     ahead = bench.clock.now
     bench.ledger.ensure([envelope(1), envelope(2)])
     bench.clock.advance(-60)
@@ -144,7 +144,7 @@ INCOMPLETE: list[dict[str, object]] = [
 
 
 @pytest.mark.clause("WSM-05", "WSM-18")
-def test_a_unit_without_a_complete_chain_fails_without_any_issue(bench: Bench) -> None:
+def test_a_unit_without_a_complete_chain_fails_even_if_no_step_reports_an_issue(bench: Bench) -> None:
     bench.ledger.ensure([envelope(number) for number in range(len(INCOMPLETE))])
     claimed = [finished(unit).evolve(**change) for unit, change in zip(bench.claim(), INCOMPLETE, strict=True)]
     assert bench.ledger.settle(claimed, run_id=RUN).failed == tuple(sorted(unit.wal_id for unit in claimed))
@@ -172,7 +172,7 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
 
 
 @pytest.mark.clause("WSM-05", "WSM-07")
-def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
+def test_a_success_clears_the_error_of_the_previous_attempt(bench: Bench) -> None:
     bench.bring_to("failed", envelope())
     failed = bench.ledger.get(envelope().wal_id)
     bench.ledger.requeue([envelope().wal_id])
@@ -184,9 +184,9 @@ def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
 
 
 @pytest.mark.clause("OPR-09")
-@pytest.mark.parametrize("ended", ["never", "earlier", "in the same batch", "failed in it", "lost in it"])
+@pytest.mark.parametrize("ended", ["never", "earlier", "in the same batch", "failed in the batch", "lost in the batch"])
 def test_a_unit_is_superseded_only_by_a_newer_success(bench: Bench, ended: str) -> None:
-    """An unsettled newer unit may be rolled back; the older success would then have no Item."""
+    """An unsettled newer unit can still be rolled back; then the object would have no Item."""
     newer, older = envelope(1), envelope(2)
     bench.ledger.ensure([newer, older])
     first, yielding = bench.claim(newer, older)
@@ -199,8 +199,8 @@ def test_a_unit_is_superseded_only_by_a_newer_success(bench: Bench, ended: str) 
     )
     of_newer = {
         "in the same batch": [finished(first)],
-        "failed in it": [failed(first)],
-        "lost in it": [finished(first).evolve(attempt=9)],
+        "failed in the batch": [failed(first)],
+        "lost in the batch": [finished(first).evolve(attempt=9)],
     }.get(ended, [])
     report = bench.ledger.settle([outcome, *of_newer], run_id=RUN)
     if ended in {"earlier", "in the same batch"}:
@@ -210,7 +210,7 @@ def test_a_unit_is_superseded_only_by_a_newer_success(bench: Bench, ended: str) 
     record = bench.ledger.get(older.wal_id)
     assert (record.status, record.last_error_code, record.stac_status) == ("failed", "catalog_conflict", "failed")
     assert newer.wal_id in (record.last_error_message or "")
-    # A unit with its own failure keeps that.
+    # A unit with a failure of its own keeps that error.
     bench.ledger.requeue([older.wal_id])
     (reclaimed,) = bench.claim(older)
     bench.ledger.settle([failed(reclaimed).evolve(stac=outcome.stac)], run_id=RUN)
@@ -229,7 +229,7 @@ def test_a_replay_records_reason_and_actor(bench: Bench) -> None:
 
 
 @pytest.mark.clause("WSM-07")
-def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, contracts: ContractRegistry) -> None:
+def test_an_unknown_replay_reason_is_refused_until_it_is_configured(bench: Bench, contracts: ContractRegistry) -> None:
     bench.bring_to("failed", envelope())
     with pytest.raises(UnknownReplayReasonError, match="observed reprocess-2025; expected backfill or dlq-drain"):
         bench.ledger.requeue([envelope().wal_id], reason="reprocess-2025")
@@ -242,7 +242,7 @@ def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, 
 
 
 @pytest.mark.clause("WSM-10")
-def test_a_redelivery_starts_a_second_attempt_only_where_the_record_has_failed(bench: Bench) -> None:
+def test_a_redelivery_starts_a_second_attempt_only_of_a_failed_unit(bench: Bench) -> None:
     states = ("pending", "in_progress", "succeeded", "failed", "quarantined")
     units = {state: envelope(number) for number, state in enumerate(states)}
     for state, unit in units.items():
@@ -256,7 +256,7 @@ def test_a_redelivery_starts_a_second_attempt_only_where_the_record_has_failed(b
 
 
 @pytest.mark.clause("WSM-08")
-def test_quarantine_sets_a_missing_reason_and_keeps_an_existing_one(bench: Bench) -> None:
+def test_a_quarantine_sets_a_missing_error_code_and_keeps_an_existing_code(bench: Bench) -> None:
     pending, broken = envelope(0), envelope(1)
     bench.bring_to("pending", pending)
     bench.bring_to("failed", broken)
@@ -270,7 +270,7 @@ def test_quarantine_sets_a_missing_reason_and_keeps_an_existing_one(bench: Bench
 
 
 @pytest.mark.clause("WSM-02", "WSM-08")
-def test_quarantine_of_other_statuses_is_refused_and_changes_no_unit(bench: Bench) -> None:
+def test_a_quarantine_changes_no_unit_unless_every_unit_is_pending_or_failed(bench: Bench) -> None:
     fine = envelope(0)
     bench.bring_to("pending", fine)
     for number, state in enumerate(("in_progress", "succeeded", "quarantined", None), start=1):
@@ -283,7 +283,7 @@ def test_quarantine_of_other_statuses_is_refused_and_changes_no_unit(bench: Benc
 
 
 @pytest.mark.clause("WSM-11", "BEY-02")
-def test_a_claim_is_released_after_its_lease_and_not_at_its_last_instant(bench: Bench) -> None:
+def test_a_claim_is_released_after_its_lease_and_not_at_the_lease_s_last_instant(bench: Bench) -> None:
     old, live = envelope(0), envelope(1)
     bench.bring_to("in_progress", old)
     bench.clock.advance(DEFAULT_LEASE.total_seconds())
@@ -302,7 +302,7 @@ def test_a_claim_is_released_after_its_lease_and_not_at_its_last_instant(bench: 
 
 @pytest.mark.clause("BEY-02")
 @pytest.mark.parametrize("who", ["an earlier attempt of the same run", "another run with the right attempt"])
-def test_only_run_and_attempt_of_the_claim_may_write_and_settle(bench: Bench, who: str) -> None:
+def test_only_the_run_and_attempt_of_a_claim_can_write_and_settle(bench: Bench, who: str) -> None:
     unit = envelope(0)
     bench.ledger.ensure([unit])
     (stale,) = bench.claim(unit)
@@ -344,7 +344,7 @@ def test_claims_of_dead_runs_are_released_until_attempts_run_out(bench: Bench) -
 
 @pytest.mark.clause("WSM-11", "SEC-09")
 @pytest.mark.parametrize("is_rolled_back", [False, True], ids=["dead", "rolled back"])
-def test_the_batch_of_a_dying_run_is_halved_until_the_cause_is_alone(bench: Bench, *, is_rolled_back: bool) -> None:
+def test_a_batch_that_fails_is_halved_until_the_faulty_unit_runs_alone(bench: Bench, *, is_rolled_back: bool) -> None:
     units = [envelope(number) for number in range(20)]
     cause = units[13].wal_id
     bench.ledger.ensure(units)
@@ -370,7 +370,7 @@ def test_the_batch_of_a_dying_run_is_halved_until_the_cause_is_alone(bench: Benc
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_unit_that_must_run_alone_shares_no_run_with_another_dataset(bench: Bench) -> None:
+def test_a_unit_that_must_run_alone_shares_no_run_with_units_of_another_dataset(bench: Bench) -> None:
     def claim(dataset: str, run_id: str) -> list[str]:
         return [unit.dataset for unit in bench.ledger.claim(dataset=dataset, partition=DAY, run_id=run_id, limit=50)]
 
@@ -388,7 +388,7 @@ def test_a_unit_that_must_run_alone_shares_no_run_with_another_dataset(bench: Be
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_rollback_without_a_guilty_unit_costs_each_unit_its_attempt(bench: Bench) -> None:
+def test_a_rollback_that_no_single_unit_caused_uses_an_attempt_of_each_unit(bench: Bench) -> None:
     units = [envelope(number) for number in range(2)]
     bench.ledger.ensure(units)
     for attempt in (1, 2, 3):
@@ -398,7 +398,7 @@ def test_a_rollback_without_a_guilty_unit_costs_each_unit_its_attempt(bench: Ben
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_rollback_releases_only_its_run_s_claims_of_the_dataset(bench: Bench) -> None:
+def test_a_rollback_releases_only_the_claims_of_its_run_and_dataset(bench: Bench) -> None:
     unit, done, other = (envelope(number) for number in range(3))
     bench.ledger.ensure([unit, done])
     (_, claimed) = bench.claim(unit, done)
@@ -414,7 +414,7 @@ def test_a_rollback_releases_only_its_run_s_claims_of_the_dataset(bench: Bench) 
     assert bench.ledger.get(other.wal_id).status == "in_progress"
 
 
-def test_the_failing_units_of_a_day_are_listed_quarantined_ones_first(bench: Bench) -> None:
+def test_the_failing_units_of_a_day_are_listed_with_quarantined_units_first(bench: Bench) -> None:
     states = {"failed": envelope(0), "quarantined": envelope(1), "succeeded": envelope(2), "pending": envelope(3)}
     for status, unit in states.items():
         bench.bring_to(status, unit)
@@ -442,7 +442,7 @@ KINDS = {
 
 
 @pytest.mark.clause("WSM-15")
-def test_backoff_grows_is_bounded_and_spreads_units_by_its_kind(contracts: ContractRegistry) -> None:
+def test_each_kind_of_backoff_has_its_growth_its_bounds_and_its_spread_over_units(contracts: ContractRegistry) -> None:
     for kind, bounds in KINDS.items():
         retry = contracts["nexrad-l2"].retry
         retry = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": kind})})
@@ -450,14 +450,14 @@ def test_backoff_grows_is_bounded_and_spreads_units_by_its_kind(contracts: Contr
             waits = {backoff_seconds(retry.backoff, key=str(unit), attempt=attempt) for unit in range(200)}
             assert least <= min(waits) <= max(waits) <= most
             assert waits == {backoff_seconds(retry.backoff, key=str(unit), attempt=attempt) for unit in range(200)}
-            # Waits are spread over the whole range or all equal.
+            # Waits spread over the whole range; if the range is one value, all are equal.
             assert (len(waits) == 200 and max(waits) - min(waits) > 0.9 * (most - least)) or len(waits) == 1 == (
                 least == most
             )
             assert backoff_seconds(retry.backoff, key="1", attempt=attempt, base_seconds=0) == 0
 
 
-def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts: ContractRegistry) -> None:
+def test_a_configured_backoff_replaces_the_contract_s_backoff(bench: Bench, contracts: ContractRegistry) -> None:
     quick = make_bench(bench.database, contracts, retry_backoff_seconds=0.25)
     quick.bring_to("failed", envelope())
     assert own_tx(quick.ledger).get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
@@ -470,7 +470,7 @@ def test_units_that_fail_together_get_different_waits(bench: Bench, contracts: C
     assert len({bench.ledger.get(envelope(number).wal_id).next_attempt_at for number in range(3)}) == 3
 
 
-def test_counts_and_lists_come_from_the_records(bench: Bench) -> None:
+def test_counts_and_lists_agree_with_the_records(bench: Bench) -> None:
     units = [envelope(number) for number in range(6)]
     for unit, state in zip(
         units, ("pending", "pending", "in_progress", "failed", "succeeded", "quarantined"), strict=True
@@ -492,7 +492,7 @@ def test_counts_and_lists_come_from_the_records(bench: Bench) -> None:
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_lost_claim_without_a_contract_fails_and_blocks_no_other_release(
+def test_a_lost_unit_without_a_contract_fails_and_does_not_prevent_the_release_of_others(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
     orphan, with_contract = envelope(1), envelope(2, dataset="hrrr")
@@ -519,7 +519,7 @@ def test_a_recovery_removes_leases_without_claims(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("action", "permitted"), [(GovernanceAction.REPAIR_AND_REPLACE, True), (GovernanceAction.REPEAT, False)]
 )
-def test_only_a_difference_without_permission_is_a_mismatch_in_the_audit(
+def test_a_difference_is_a_mismatch_in_the_audit_only_if_the_decision_does_not_permit_it(
     bench: Bench, action: GovernanceAction, permitted: bool
 ) -> None:
     unit = envelope()
@@ -534,7 +534,7 @@ def test_only_a_difference_without_permission_is_a_mismatch_in_the_audit(
 
 
 @pytest.mark.clause("BEY-06", "SEC-02")
-def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(bench: Bench) -> None:
+def test_a_discard_of_another_version_or_without_an_open_case_is_refused_and_closes_no_case(bench: Bench) -> None:
     unit, other = envelope(1), envelope(2)
     bench.bring_to("quarantined", unit)
     bench.bring_to("failed", other)
@@ -550,7 +550,7 @@ def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(b
 
 
 @pytest.mark.clause("SEC-07", "BEY-02")
-def test_only_its_holder_extends_a_lease(bench: Bench, contracts: ContractRegistry) -> None:
+def test_a_lease_is_extended_only_by_its_holder(bench: Bench, contracts: ContractRegistry) -> None:
     unit = envelope(1)
     bench.ledger.ensure([unit])
     bench.claim(unit, run_id="run-1")
@@ -573,7 +573,7 @@ def test_only_its_holder_extends_a_lease(bench: Bench, contracts: ContractRegist
     bench.clock.advance(60)
     assert leases.renew("run-1", {unit.wal_id: 1}) == 0
     assert leases.renew("run-1", {unit.wal_id: 2}) == 1
-    # Another worker claims for the run: its lease covers only its own claims.
+    # Another worker claims for the run: the new lease covers only that worker's claims.
     other = envelope(2)
     own_tx(another).ensure([other])
     own_tx(another).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[other.wal_id])
@@ -621,7 +621,7 @@ def test_waiting_times_of_live_units_are_given_as_quantiles(bench: Bench) -> Non
     assert waiting == {"queue": units[0].queue, **waited}
 
 
-def test_attempts_are_summed_by_their_end(bench: Bench) -> None:
+def test_totals_of_attempts_are_counted_by_outcome(bench: Bench) -> None:
     bench.bring_to("succeeded", envelope(0))
     bench.bring_to("failed", envelope(1))
     with bench.database.snapshot() as view:

@@ -1,6 +1,6 @@
-"""Random walks of two runs, recovery and a person, under which the ledger keeps its rules.
+"""The ledger keeps its rules under random sequences of actions by two runs, recovery and a person.
 
-On both databases, one call after the other; `simulation/` tests crashes and concurrency.
+The actions run on both databases, one after the other; `simulation/` tests crashes and concurrency.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster.ledger.state_machine import LEGAL, Status
 from kfm_dagster_tests.factories import PERSON, envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, Bench, expected_event, heard
+from kfm_dagster_tests.ledger.bench import JANE, Bench, expected_event, logged
 from kfm_dagster_tests.transactions import own_tx
 
 NUMBERS = itertools.count()
@@ -36,14 +36,14 @@ LEAVING = {("succeeded", "pending"), ("quarantined", "pending")}
 
 @dataclass(kw_only=True)
 class Walk:
-    """Three units and the actions on them; each method gets the chosen units and run."""
+    """Three units and the actions on these units; each action gets some of the units and a run."""
 
     bench: Bench
     units: Sequence[Envelope]
     held: dict[tuple[str, str], list[Envelope]] = field(default_factory=lambda: defaultdict(list))
-    """Every claimed envelope by run, oldest first, also after its claim ended: a slow worker would write and settle it,
-    even after its own run claimed the unit again."""
-    off: bool = False
+    """Every claimed envelope by run and unit, oldest first. It stays after its claim has ended, because a slow worker
+    still writes and settles it, even after the worker's own run claimed the unit again."""
+    is_switched_off: bool = False
 
     def ensure(self, chosen: list[Envelope], _run: str) -> None:
         self.bench.ledger.ensure(chosen)
@@ -54,17 +54,18 @@ class Walk:
 
     def claim(self, chosen: list[Envelope], run: str) -> None:
         claimed = self.bench.claim(*chosen, run_id=run)
-        assert not (claimed and self.off)
+        assert not (claimed and self.is_switched_off)
         assert [unit.lane for unit in claimed] == sorted((unit.lane for unit in claimed), key=list(Lane).index)
         for unit in claimed:
             self.held[run, unit.wal_id].append(unit)
 
     def write(self, chosen: list[Envelope], run: str) -> None:
-        """Check the fence: it passes exactly the run's current claims of datasets that are on."""
+        """Check the fence: it accepts only the run's current claims, and none while the dataset is switched off."""
         for claimed in self.claims(chosen, run):
             with self.bench.database.transaction() as tx:
                 refused = self.bench.ledger.leases.fence(run)(tx, {claimed.wal_id: claimed.attempt})
-            expected = (FenceIssue.KILL_SWITCH if self.off else None) if self.is_held(claimed, run) else CLAIM_LOST
+            refusal = FenceIssue.KILL_SWITCH if self.is_switched_off else None
+            expected = refusal if self.is_held(claimed, run) else CLAIM_LOST
             assert refused.get(claimed.wal_id) == expected
 
     def renew(self, chosen: list[Envelope], run: str) -> None:
@@ -83,7 +84,7 @@ class Walk:
         self.settle(chosen, run, partial(failed, code="governance_hard_fail"))
 
     def settle(self, chosen: list[Envelope], run: str, end: Callable[[Envelope], Envelope]) -> None:
-        # Old claims first: taken for the current one, they would settle the unit by a wrong attempt.
+        # Old claims first: a ledger that mistook an old claim for the current one would settle the unit by it.
         for unit in self.claims(chosen, run):
             before, held = self.record(unit.wal_id), self.is_held(unit, run)
             report = self.bench.ledger.settle([end(unit)], run_id=run)
@@ -94,7 +95,7 @@ class Walk:
 
     def requeue(self, chosen: list[Envelope], _run: str) -> None:
         moved = self.bench.ledger.requeue([unit.wal_id for unit in chosen], reason="incident", run_id="replay")
-        assert not (moved and self.off)
+        assert not (moved and self.is_switched_off)
         assert {self.record(wal_id).lane for wal_id in moved} <= {Lane.BULK}
         assert {self.bench.successor(wal_id) for wal_id in moved} <= {None}
 
@@ -125,7 +126,7 @@ class Walk:
         self.override(chosen, Status.SUCCEEDED, GovernanceAction.REPEAT)
 
     def override(self, chosen: list[Envelope], status: Status, action: GovernanceAction) -> None:
-        records = [found for unit in chosen if (found := self.bench.ledger.get(unit.wal_id)) is not None]
+        records = [record for unit in chosen if (record := self.bench.ledger.get(unit.wal_id)) is not None]
         # A decision on an outdated version changes nothing.
         late = {record.wal_id: record.version - 1 for record in records if record.version > 1}
         ledger = self.bench.ledger
@@ -136,9 +137,9 @@ class Walk:
         assert moved == {record.wal_id for record in records if record.status == status}
 
     def switch(self, _chosen: list[Envelope], _run: str) -> None:
-        change = self.bench.ledger.switches.release if self.off else self.bench.ledger.switches.engage
+        change = self.bench.ledger.switches.release if self.is_switched_off else self.bench.ledger.switches.engage
         change(DATASET, PERSON)
-        self.off = not self.off
+        self.is_switched_off = not self.is_switched_off
 
     def claims(self, chosen: list[Envelope], run: str) -> list[Envelope]:
         return [claimed for unit in chosen for claimed in self.held[run, unit.wal_id]]
@@ -170,7 +171,7 @@ ACTS = (
     Walk.switch,
 )
 SECONDS = (0, 0, 0, 40, 400, 1200)
-"""Time before a step: within a lease and a backoff, beyond a backoff, beyond a lease (960 s)."""
+"""Seconds before an action: none, shorter than a backoff, longer than a backoff, longer than a lease (960 s)."""
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(ACTS),
@@ -186,7 +187,7 @@ STEPS = st.lists(
 @pytest.mark.clause("WSM-19", "WSM-02", "WSM-16", "WSM-17", "WSM-20", "WAL-09", "WAL-10", "WAL-12", "TEL-03", "BEY-02")
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
+def test_any_sequence_of_actions_keeps_the_rules_and_the_history_rebuilds_each_record(
     bench: Bench, steps: list[tuple[Callable[[Walk, list[Envelope], str], None], set[int], str, int]]
 ) -> None:
     first = next(NUMBERS)
@@ -196,14 +197,14 @@ def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
         envelope(first, sequencer="00A2", object_version="f" * 32),  # the first unit's object, overwritten
     ]
     walk = Walk(bench=bench, units=units)
-    with heard() as events:
+    with logged() as events:
         walk.ensure(units[:2], RUNS[0])
         for act, chosen, run, seconds in steps:
             bench.clock.advance(seconds)
             act(walk, [units[number] for number in sorted(chosen)], run)
     for unit in units:
         check(bench, unit.wal_id, [event for event in events if event["wal_id"] == unit.wal_id])
-    if walk.off:
+    if walk.is_switched_off:
         walk.switch([], RUNS[0])
     balance = bench.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)

@@ -1,4 +1,4 @@
-"""A unit's size peers are fixed at its admission, also for late and repeated messages."""
+"""The peers of a unit, with which its size is compared, are fixed when the ledger first records the unit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def volume(number: int, *, size: int | None, site: str = "KTLX", start: datetime
 def admitted(bench: Bench, *units: Envelope) -> list[tuple[int, ...] | None]:
     """Record the units together; return the recorded peers of each."""
     bench.ledger.ensure(units)
-    return [evidence(bench, unit) for unit in units]
+    return [recorded_peers(bench, unit) for unit in units]
 
 
-def evidence(bench: Bench, unit: Envelope) -> tuple[int, ...] | None:
+def recorded_peers(bench: Bench, unit: Envelope) -> tuple[int, ...] | None:
     record = bench.ledger.get(unit.wal_id)
     peer_sizes = record.extension.get("peer_sizes")
     return None if peer_sizes is None else tuple(peer_sizes)
@@ -58,7 +58,7 @@ def test_a_unit_s_peers_are_the_units_admitted_before_it(bench: Bench) -> None:
     ]
 
 
-def test_a_repeated_announcement_is_not_a_peer_and_keeps_its_peers(bench: Bench) -> None:
+def test_a_repeated_announcement_neither_adds_a_peer_nor_changes_the_unit_s_peers(bench: Bench) -> None:
     unit = volume(0, size=100)
     admitted(bench, unit)
     admitted(bench, *(volume(number, size=900) for number in range(1, 9)))
@@ -67,7 +67,7 @@ def test_a_repeated_announcement_is_not_a_peer_and_keeps_its_peers(bench: Bench)
     assert sizes == [100] + [900] * 8
 
 
-def test_only_the_newest_peers_are_kept_separately_by_month(bench: Bench) -> None:
+def test_for_each_month_only_the_newest_peers_are_kept(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=1 + number) for number in range(PEERS_KEPT + 5)))
     ((_, _, sizes),) = kept(bench)
     assert sizes == list(range(6, PEERS_KEPT + 6))
@@ -95,7 +95,7 @@ def test_attempts_and_replays_use_the_peers_of_the_first_attempt(bench: Bench) -
     assert (reclaimed.attempt, reclaimed.peer_sizes) == (2, (8, 100, 100))
 
 
-def test_a_completion_uses_the_peers_of_its_object_s_unit_and_is_not_a_peer(bench: Bench) -> None:
+def test_a_completion_uses_the_peers_of_the_object_s_first_unit_and_is_not_a_peer(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=100) for number in range(8)))
     unit = volume(20, size=90)
     bench.ledger.ensure([unit])
@@ -105,11 +105,11 @@ def test_a_completion_uses_the_peers_of_its_object_s_unit_and_is_not_a_peer(benc
         [lacking] = bench.ledger.lacking_sidecars([unit.object_uri], tx=tx)
     completion = completion_of(lacking, ".idx", "e", "m")
     bench.ledger.ensure([completion], lane=Lane.BULK)
-    assert evidence(bench, completion) == claimed.peer_sizes == (8, 100, 100)
+    assert recorded_peers(bench, completion) == claimed.peer_sizes == (8, 100, 100)
     assert kept(bench) == before
 
 
-def test_a_dataset_without_the_rule_has_no_peers(bench: Bench) -> None:
+def test_a_dataset_without_a_rule_for_sizes_has_no_peers(bench: Bench) -> None:
     key = "2025/12/03/TLX"
     unit = envelope(0, dataset="nexrad-l3", object_uri=f"s3://unidata-nexrad-level3/{key}")
     assert admitted(bench, unit) == [None]
@@ -120,13 +120,13 @@ def test_concurrent_admissions_lose_no_peer(database: Database, contracts: Contr
     ledgers = [make_bench(database, contracts) for _ in range(4)]
     ready = threading.Barrier(len(ledgers))
 
-    def admit(place: int) -> None:
+    def admit(worker: int) -> None:
         ready.wait()
         for number in range(5):
-            own_tx(ledgers[place].ledger).ensure([volume(100 * place + number, size=100 * (place + 1) + number)])
+            own_tx(ledgers[worker].ledger).ensure([volume(100 * worker + number, size=100 * (worker + 1) + number)])
 
     with ThreadPoolExecutor(len(ledgers)) as pool:
         list(pool.map(admit, range(len(ledgers))))
     ((_, _, sizes),) = kept(ledgers[0])
-    assert sorted(sizes) == [100 * (place + 1) + number for place in range(4) for number in range(5)]
+    assert sorted(sizes) == [100 * (worker + 1) + number for worker in range(4) for number in range(5)]
     assert len(ledgers[0].claim()) == 20
