@@ -129,8 +129,8 @@ class CollectionIndex:
     def only_writer(self) -> Iterator[bool]:
         """Wait to be the collection's only writer.
 
-        Yields True if the root does not list the collection yet. If the collection has no Items when the block ends,
-        its row is dropped, and the next writer must add the collection to the root again.
+        Yields True if the root document does not list the collection yet. If the collection has no Items when the block
+        ends, its row is dropped, and the next writer must add the collection to the root document again.
         """
         opened = self._tx.run(
             "catalog.open_collection",
@@ -142,7 +142,7 @@ class CollectionIndex:
         self._tx.run("catalog.drop_empty_collection", collection_id=self._collection)
 
     def collections(self) -> list[tuple[str, str]]:
-        """Wait for other writers of the root, then return ids and titles of collections with Items."""
+        """Wait for other writers of the root document; return ids and titles of the collections."""
         self._tx.lock("kfm_dagster.catalog")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
 

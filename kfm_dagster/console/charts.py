@@ -1,7 +1,7 @@
 """Pictures of the console as SVG with the page's colours: bars, lines, a state machine.
 
 Does not belong here: scales and graphs (`drawing/`), or the transitions themselves (`ledger/state_machine.py`; a test
-makes the two agree).
+compares them).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, line
 from kfm_dagster.ledger.state_machine import Status
 
 ROUND_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
-"""Ends of an axis of time: they read as 1 ms, 10 s, 10 min or 10 h."""
+"""Possible ends of the axis of durations in seconds, shown as 1 ms, 10 s, 10 min or 10 h."""
 _GRAPH = StateGraph(
     places={
         Status.PENDING: (0, 0),

@@ -98,7 +98,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def only(self, names: Iterable[str]) -> ContractRegistry:
-        """Follow only the named datasets, or all without names; raise ContractError for wrong names."""
+        """Follow the named datasets, or all datasets if `names` is empty. Raises ContractError."""
         return _following(self, frozenset(names) or frozenset(self.contracts))
 
     @cached_property
@@ -375,7 +375,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # Reader, labels and keywords keep their words, even one that equals the dataset; URLs must still resolve.
+    # The old id is not replaced on the lines of reader, labels and keywords, and in URLs, which must still resolve.
     pattern = rf"(?m)^  (?:reader|labels|keywords):.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     facts = {"title": dataset, "description": f"What {dataset} is."}
@@ -394,6 +394,6 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # The variation of the new dataset's sizes is not known yet.
     text = re.sub(r"(?m)^  peers: .*\n", "", text)
-    # Arrivals and the fields to open together are not known yet.
+    # `coverage` is left out because the arrivals are not known yet, `virtual` because the fields of a store are not.
     text = re.sub(r"(?ms)^(?:coverage|virtual):\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

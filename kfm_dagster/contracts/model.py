@@ -65,7 +65,9 @@ class DatasetMetadata(Strict):
     @model_validator(mode="after")
     def _retired_since_a_day(self) -> DatasetMetadata:
         if (self.status == "retired") is (self.retired is None):
-            raise ValueError("status retired without `retired` (since, successor, reason), or `retired` without it")
+            raise ValueError(
+                "status retired without `retired` (since, successor, reason), or `retired` with another status"
+            )
         return self
 
     @property
@@ -118,8 +120,9 @@ class MetadataRules(Strict):
     )
     key_values: KeyValues = Field(
         {},
-        description="Values of the object that must agree with its key, else key_mismatch. Nested by field (`native.` "
-        "before a reader's own values, `layers.` for each layer), group of the key, and pattern of the group's text.",
+        description="Values of the object that must agree with its key, else key_mismatch: by field, then by group of "
+        "the key, then by pattern of the group's text. A field that begins with `native.` is a reader's own value; a "
+        "field that begins with `layers.` is compared in each layer.",
     )
     areas: dict[str, dict[Regex, Area]] = Field(
         {},
@@ -129,7 +132,7 @@ class MetadataRules(Strict):
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field(
         [],
-        description="Sources of the dataset's own fields, before those of the reader's format "
+        description="Citations of the dataset's own fields, looked up before the citations of the reader's format "
         "(contracts/formats/); gate G2 requires a source for 90 % of the extracted fields.",
     )
     units: list[Quantity] = Field(
@@ -370,7 +373,9 @@ class DatasetContract(Strict):
     def _virtual_stores_are_possible(self) -> DatasetContract:
         # A virtual store shows where an object's pixels are; it neither masks them nor checks who reads them.
         if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
-            raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")
+            raise ValueError(
+                "virtual needs objects that anyone may read: governance.access is not open, or masking is set"
+            )
         of_messages = self.metadata_extract.reader == "grib2"
         if any(bool(store.fields) is not of_messages for store in self.virtual):
             raise ValueError("virtual.fields are required for GRIB2 objects (reader grib2), and invalid for others")

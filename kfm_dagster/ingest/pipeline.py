@@ -182,7 +182,7 @@ class Pipeline:
 
     @cached_property
     def signatures(self) -> Signatures:
-        """The verification of messages' senders. Raises ConfigurationError for a wrong authority."""
+        """The verification of messages' senders. Raises ConfigurationError for an invalid CA."""
         from kfm_dagster.notifications.authenticity import Signatures  # noqa: PLC0415, cryptography and an HTTP client
 
         return Signatures(self.settings)

@@ -58,7 +58,7 @@ class StageComparison:
     """Units with two results that differ, sorted."""
 
     def diverges(self, plan: Replay) -> bool:
-        """Return whether keys or results differ that the plan requires to be equal."""
+        """Return whether keys or results differ although the plan requires them to be equal."""
         return bool((plan.verify.primary_keys and self.keys_differing) or (plan.verify.hash and self.results_differing))
 
     def as_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
         raise RunReplayRefusedError(
             observed=f"{stage} has no checkpoint in run {run_id}",
             expected="a run with a checkpoint of every stage (state_machine.yaml, checkpoints)",
-            next_step="kfm runs show lists the runs; kfm replay run repeats units without a checkpoint",
+            next_step="kfm runs show, which lists the runs; to repeat units without their outputs: kfm replay run",
         )
     output = stages.port.load_output(stage, run_id)
     if output is None:
@@ -313,7 +313,7 @@ class ReplayedParse(ChainNode):
         return "done", {**self._compensate(tx), "because": self.run_id}
 
     def _others_rely(self, claimed: Sequence[Envelope]) -> bool:
-        """Return whether the original registered Items of units outside this run's claims."""
+        """Return whether the original run wrote Items of units that this run has not claimed."""
         output = self.pipeline.stages.port.load_output(f"{self.dataset}.{StacRegister.operator}", self.original)
         units = output.envelopes if output else ()
         registered = {unit.wal_id for unit in units if unit.stac and unit.stac.item_href}

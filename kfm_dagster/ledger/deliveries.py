@@ -98,7 +98,7 @@ class Conservation:
     units: Mapping[Status, int]
     messages_received: int
     messages: Mapping[DeliveryState, int]
-    """Messages by state, without messages that can never leave the queue."""
+    """Messages by state, without lost messages, which nothing would ever delete."""
 
     @property
     def residual_units(self) -> int:
@@ -107,7 +107,7 @@ class Conservation:
 
     @property
     def residual_messages(self) -> int:
-        """Received messages that can never leave the queue; zero when no message is lost."""
+        """Received messages in no state; zero when no message is lost."""
         return self.messages_received - sum(self.messages.values())
 
 

@@ -61,7 +61,7 @@ class LedgerQueries:
         run_id: str | None = None,
         tx: Transaction,
     ) -> bool:
-        """Return whether a partition, or with `run_id` that run in it, has units of these statuses."""
+        """Return whether a partition, or only a run's part of it, has a unit of these statuses."""
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
@@ -75,7 +75,7 @@ class LedgerQueries:
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return these objects' units that a sidecar can still complete, without results of steps."""
+        """Return the objects' units that a sidecar can still complete, with no step's section."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 

@@ -1,9 +1,9 @@
-"""Lineage store: records each unit's lineage once per path and revision, even after crashes.
+"""Lineage store: each unit's lineage is recorded once per form and revision, crash or not.
 
-A transaction for each partition of a batch checks the fence. For each path it writes a row for each unit, the batch,
-and the batch's bytes. The outbox delivers the bytes after the commit, so no unit fails because the lineage root or the
-backend is dead. The primary key (wal_id, path, revision) decides between two workers: the batch of a worker has only
-the units whose rows this worker has inserted.
+A transaction for each partition of a batch checks the fence. For each form (the column `path`: OpenLineage or PROV-O)
+it writes a row per unit, and one row with the batch's bytes. The outbox delivers the bytes after the commit, so no unit
+fails because the lineage root or the backend is dead. The primary key (wal_id, path, revision) decides between two
+workers: the batch of a worker has only the units whose rows this worker has inserted.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
@@ -60,7 +60,7 @@ _RACE = "lineage_emissions_id_names_one_unit"
 """Index that PostgreSQL can find violated before the primary key, when two workers record the same unit."""
 
 MAX_ROUNDS = 12
-"""Most rounds of inserts: one, and another for each lost race. 12 rounds are enough for ten workers that record the
+"""Maximum rounds of inserts: one, and another for each lost race. 12 rounds are enough for ten workers that record the
 same units without a fence."""
 
 

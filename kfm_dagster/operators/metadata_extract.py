@@ -178,7 +178,7 @@ def _failure(error: Exception, store: _StoreWatch) -> Finding:
 
 @dataclass(slots=True)
 class _Seen:
-    """Observations that the watches of an object and its sidecars share."""
+    """Observations that the `_StoreWatch` of an object and those of its sidecars share."""
 
     failure: str | None = None
     """Text of the first error, because the error itself would keep its frames and the object alive."""
@@ -195,8 +195,8 @@ class _StoreWatch:
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        # Shared with the sidecars' watches. A reference to this watch would be a cycle, which only the cyclic
-        # collector frees.
+        # Shared with the sidecars' watches: references from them to this watch would be a cycle, which only the
+        # cyclic collector frees.
         self.seen = _Seen() if seen is None else seen
 
     @property

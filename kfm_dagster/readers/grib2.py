@@ -15,7 +15,7 @@ this, and no field is named.
 
 The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
 with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid at
-its lead, where accumulations end, too; with sub-hourly steps, they are valid within the hour before the lead. MRMS's
+its lead, and accumulations end at it; fields of sub-hourly steps are valid within the hour before the lead. MRMS's
 messages state one instant for an accumulation. The key states the window that ends at this instant: `hours` and
 `minutes` are its length, `since` is the hour of the day at which it begins.
 

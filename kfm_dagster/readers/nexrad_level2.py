@@ -1,8 +1,9 @@
 """Reader of NEXRAD Level II volumes: their records, agreement with the key, STAC properties.
 
 Belongs here: a volume from its header to its first radial (ICD 2620010, Archive II/User: volume header, LDM records,
-messages), gzip around it, the bounds for hostile bytes, and the Item's fields of head and end. Does not belong here: a
-record's fields (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), the radar's position (`nexrad_radar.py`).
+messages), a gzip wrapper, the limits against hostile bytes, and the Item's fields from head and end of the volume. Does
+not belong here: a record's fields (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), the radar's position
+(`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and a request of up to 256 KiB for the end; a gzipped volume
 is read whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -216,7 +217,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     optional = {
         # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        # A value of the whole volume has a short name; the name of a part's value includes the part.
+        # A value of the whole volume has a short name, such as `nexrad:moments`; other names include the part.
         "bands": moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),

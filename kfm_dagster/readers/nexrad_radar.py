@@ -124,8 +124,8 @@ def _refuse_distant(stated: Position, site: Site) -> None:
     if distance > POSITION_TOLERANCE_M:
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY,
-            f"the radar states {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
-            f"{site.icao}'s; expected {POSITION_TOLERANCE_M // 1000} km at most",
+            f"the radar states the position {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km "
+            f"from the position of {site.icao}; expected {POSITION_TOLERANCE_M // 1000} km at most",
         )
 
 

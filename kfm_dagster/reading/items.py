@@ -150,7 +150,7 @@ class CatalogFiles:
                     yield f"{self.url}/{folder}/{item['id']}.json", item
 
     def collections(self, names: Sequence[str] | None = None) -> list[str]:
-        """Return the existing Collections of these datasets or Collections; without names, all.
+        """Return the existing Collections of these ids (dataset or Collection); without ids, all.
 
         Raises UnknownNameError for an unknown name, ConfigurationError without a catalog.
         """
@@ -306,7 +306,7 @@ def valid_time(item: Item) -> datetime:
 def newness(item: Item, field: str | None, level: str | None) -> tuple[str, float, bool, str]:
     """Return a key that orders Items: by run, a run's shorter forecasts last; else by time.
 
-    Of otherwise equal Items, an Item in which the name refers to a single field is last.
+    Of otherwise equal Items, an Item in which `field` matches a single field is last.
     """
     seconds, run = valid_time(item).timestamp(), item["properties"].get(REFERENCE)
     order = ("", seconds) if run is None else (run, -seconds)

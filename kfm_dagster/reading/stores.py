@@ -1,4 +1,4 @@
-"""Virtual stores of a Collection, opened as zarr and xarray with the indexed objects.
+"""Virtual stores of a Collection, opened by zarr and xarray; objects are read as indexed.
 
 A document of references has the ETag of each object (`followers/virtual/references.py`), and each read requires this
 ETag (If-Match), so an object that was written again raises ObjectReadError. Other clients of reference files require no
@@ -103,7 +103,7 @@ def open_store(source: StoreSource, **options: Any) -> Any:
 
 @contextmanager
 def unchanged(source: StoreSource) -> Iterator[None]:
-    """Raise ObjectReadError if an object's version is not the indexed one, before or afterwards.
+    """Raise ObjectReadError if an object differs from the index before or after the block.
 
     If no error is raised, the values that another client read within the block are the store's values.
     """
@@ -126,7 +126,10 @@ def is_store(source: object) -> bool:
 
 
 def documents_of(source: StoreSource) -> list[Mapping[str, Any]]:
-    """Read the references of stores. Raises UnknownNameError if missing, ConfigurationError."""
+    """Read the references of stores.
+
+    Raises UnknownNameError for missing references, ConfigurationError for references that this package did not write.
+    """
     sources = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
     documents = [_read(entry) for entry in sources]
     if not documents or any("kfm" not in document for document in documents):

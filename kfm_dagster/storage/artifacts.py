@@ -1,7 +1,7 @@
 """Artifacts: immutable, content-addressed blobs under the storage URL.
 
-The path of an artifact is `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it, so
-a crash may leave a blob without a record, which does no harm.
+The path of an artifact is `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the commit of the
+transaction that names it, so a crash may leave a blob without a record, which does no harm.
 """
 
 from __future__ import annotations

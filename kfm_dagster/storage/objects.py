@@ -171,7 +171,7 @@ class ObjectStores:
         return [path for folder in sorted(folders) for path in self._expanded(contract, bucket, f"{folder}{below}")]
 
     def ask(self, contract: DatasetContract, bucket: str) -> None:
-        """Check that a bucket can be listed, by a single key. Raises the store's errors or OSError.
+        """Check that a bucket can be listed: request one key. Raises the store's errors or OSError.
 
         An empty listing is not an error, because a day may have no objects yet.
         """

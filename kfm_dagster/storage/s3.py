@@ -41,7 +41,7 @@ from kfm_dagster.storage.signature import signed_headers
 MAX_RETRIES = 2
 """Retries of a request without an answer, or with a status of `_LATER`; afterwards the ledger retries."""
 REFUSAL_BYTES = 64 * 1024
-"""Limit of an answer if the requested range is smaller, because an error's text may be longer than the range."""
+"""Limit of an answer if the requested range has fewer bytes, because an error's text may be longer than the range."""
 LISTING_BYTES = 16 * 1024 * 1024
 """Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse an answer other than [start, end), cut at that size."""
+        """Return the object's size; refuse an answer that is not the range's part within the object."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")

@@ -98,13 +98,13 @@ requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units of a batch per parallel read: some seconds of work. Further messages are left for other workers."""
+"""Maximum units of a batch for each parallel read: some seconds of work. Other workers get the further messages."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
 """The longest time between two collections of evidence; an idle worker collects evidence at once."""
 LEFT_SECONDS = 30.0
-"""After this time the worker takes pending units, because a sensor would have requested their run by then."""
+"""Time that pending units are left to the sensors; then the worker takes them, because no sensor requested a run."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
 """Pauses after failures in a row: the first pause, and the limit of its doubling."""
@@ -171,7 +171,7 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time since when each look has seen pending units; None before the first look."""
+    """By day, the time of the first look in a row that saw pending units; None before the first look."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ class Worker:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if report.off or report.full:
-            # Nothing was received, so no request has waited at the queue.
+            # No request was sent, so none has waited at the queue.
             self._rest(LONG_POLL_SECONDS)
         return idle
 

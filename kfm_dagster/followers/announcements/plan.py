@@ -28,7 +28,7 @@ SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
 
 
 def follower_name(subscription: str) -> str:
-    """Return the name of a subscription's cursors."""
+    """Return the name of a subscription's follower, under which its positions are stored."""
     return f"announcements.{subscription}"
 
 
@@ -47,7 +47,7 @@ def _secure(value: str) -> str:
 
 def _without_query(value: str) -> str:
     if "?" in value:
-        raise ValueError("a URL without a query, because paths of files are appended")
+        raise ValueError("expected a URL without a query, because paths of files are appended to it")
     return value.rstrip("/")
 
 

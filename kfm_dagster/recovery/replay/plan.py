@@ -211,7 +211,7 @@ class PlannedReplay:
     seconds: float
     refusals: tuple[Refusal, ...]
     listings: int = 0
-    """Days of datasets that a backfill lists; 0 for every other mode."""
+    """Number of listings of a backfill, one for each dataset and day; 0 for every other mode."""
     others: Mapping[Status, int] = field(default_factory=dict)
     """If no record matches: the number of records of the same datasets and times, by status."""
 
@@ -222,7 +222,7 @@ class PlannedReplay:
 
     @property
     def overrides(self) -> Units:
-        """The versions of the terminal units to requeue, by the override that requeues each unit."""
+        """The record versions of the terminal units to requeue, by the override that requeues them."""
         versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for unit in self.units:
             if (action := override_action(unit.status, self.selection)) is not None:

@@ -46,7 +46,7 @@ STANDARDS: Mapping[str, Standard] = {
     "bands.eo:center_wavelength": Standard(unit="um", minimum=0),
     "bands.eo:full_width_half_max": Standard(unit="um", minimum=0),
     # STAC 1.1.0, common metadata, and raster extension 2.0.0: the packed number for nodata, and the scale and offset
-    # of the packing. Their unit is the band's own, here 1.
+    # of the packing. STAC gives them the unit of the band's values; here they are dimensionless.
     "bands.nodata": Standard(unit="1"),
     "bands.raster:scale": Standard(unit="1"),
     "bands.raster:offset": Standard(unit="1"),
@@ -116,7 +116,7 @@ class Closing:
 
 
 def dimensional_closure(subject: Subject) -> Verdict:
-    """Compare p_dim with the threshold, and name the faults of fields and of units."""
+    """Compare p_dim with the threshold, and list the faults by field and by ingested unit."""
     least = subject.rules.G4.min_p_dim
     rule = f"p_dim >= {least:g}"
     closing = close(subject)
@@ -216,7 +216,7 @@ def _close_unit(
 
 
 def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
-    """Compare a field's declaration with STAC or the contract; `axes` is the unit of its axes."""
+    """Compare a field's declared unit with the expected dimension; `axes` is the axes' unit."""
     declared = _declared(contract, path, axes)
     standard = STANDARDS.get(path)
     unit = standard.unit if standard and path in OURS else declared.unit if declared else None
