@@ -25,8 +25,12 @@ from kfm_dagster_tests.factories import envelope
 CONTRACTS = ContractRegistry.load()
 Change = Callable[[h5py.File], None]
 Outcome = HeaderMetadata | MetadataIssue
-CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
-"""The codes of a cut object that is refused."""
+TRUNCATION_CODES = {
+    MetadataIssue.TRUNCATED_OBJECT,
+    MetadataIssue.UNREADABLE_FORMAT,
+    MetadataIssue.INCOMPLETE_PRODUCT_METADATA,
+}
+"""The codes with which a truncated object is refused."""
 
 
 class Reading:
@@ -61,7 +65,7 @@ def unit_of(dataset: str, key: str, *, bucket: str = "bucket", **changes: Any) -
 
 
 def metadata_of(unit: Envelope, source: ByteSource, *, index: bytes | None = None, **changes: Any) -> Metadata:
-    """Return the result of metadata-extract under the shipped contract; `changes` are of its arguments."""
+    """Return the result of metadata-extract under the shipped contract; `changes` replace arguments."""
     arguments: dict[str, Any] = {
         "contract": CONTRACTS[unit.dataset],
         "grammar": CONTRACTS.grammars[unit.dataset],

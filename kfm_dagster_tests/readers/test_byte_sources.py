@@ -22,7 +22,7 @@ DATA = bytes(range(251)) * 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 1100), st.integers(0, 300)), max_size=8), st.integers(1, 90))
-def test_a_cached_read_equals_a_direct_one_and_no_block_is_requested_twice(
+def test_a_cached_read_equals_a_direct_read_and_no_block_is_requested_twice(
     reads: list[tuple[int, int]], block_bytes: int
 ) -> None:
     source = CountingSource(DATA)
@@ -33,7 +33,7 @@ def test_a_cached_read_equals_a_direct_one_and_no_block_is_requested_twice(
     assert len(offsets) == len(set(offsets))
 
 
-def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> None:
+def test_adjacent_blocks_are_read_in_one_request_without_blocks_that_were_read_before() -> None:
     source = CountingSource(DATA)
     cache = BlockCache(source, block_bytes=100)
     cache.read(250, 10)
@@ -47,7 +47,7 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     assert source.ranges == [(0, 100), (100, 200)]
 
 
-def test_the_last_blocks_come_in_one_request() -> None:
+def test_the_last_blocks_are_read_in_one_request() -> None:
     for reads, requests in (
         ([(0, 10), (950, 1), (850, 1)], [(0, 100), (800, 300)]),
         ([(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
@@ -79,7 +79,7 @@ def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
 LIMIT = 4 * 1024 * 1024
 PLAIN = random.Random(1).randbytes(200_000) + bytes(100_000) + b"the end"
 PACKED = gzip.compress(PLAIN, mtime=0)
-A_STEP = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (BLOCK_BYTES - 22) + gzip.compress(b"x", mtime=0)[10:].rjust(12, b"\0")
+BLOCK = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (BLOCK_BYTES - 22) + gzip.compress(b"x", mtime=0)[10:].rjust(12, b"\0")
 """A stream of exactly one block: the name in its header fills it (RFC 1952, 2.3)."""
 
 
@@ -88,7 +88,7 @@ def refusal(packed: bytes, *, limit: int = LIMIT) -> MetadataIssue:
 
 
 @pytest.mark.clause("OPR-20", "OPR-07")
-def test_a_stream_cut_anywhere_is_truncated() -> None:
+def test_a_gzip_stream_cut_at_any_byte_is_reported_as_truncated() -> None:
     small = gzip.compress(b"some text " * 20, mtime=0)
     for end in range(len(small)):
         assert refusal(small[:end]) is MetadataIssue.TRUNCATED_OBJECT, end
@@ -97,16 +97,16 @@ def test_a_stream_cut_anywhere_is_truncated() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_content_that_is_not_one_valid_stream_is_refused() -> None:
+def test_content_that_is_not_one_valid_gzip_stream_is_refused() -> None:
     for case, packed in {
         "no gzip": b"no gzip",
         "data": PACKED[:1000] + b"\xff" * 8 + PACKED[1008:],
         "checksum": PACKED[:-8] + struct.pack("<I", zlib.crc32(PLAIN) ^ 1) + PACKED[-4:],
         "length": PACKED[:-4] + struct.pack("<I", len(PLAIN) + 1),
-        "a byte behind": PACKED + b"\0",
+        "a byte after the stream": PACKED + b"\0",
         "two streams": PACKED + PACKED,
-        "zeros behind": gzip.compress(b"x", mtime=0) + bytes(99_999),
-        "behind a step": A_STEP + b"y",
+        "zeros after the stream": gzip.compress(b"x", mtime=0) + bytes(99_999),
+        "a byte after a full block": BLOCK + b"y",
     }.items():
         assert refusal(packed) is MetadataIssue.UNREADABLE_FORMAT, case
 
@@ -118,7 +118,7 @@ def test_unpacking_stops_at_the_limit() -> None:
         assert refusal(bomb) is MetadataIssue.RESOURCE_LIMIT
 
 
-@pytest.mark.parametrize("content", [PLAIN, b""], ids=["some", "empty"])
+@pytest.mark.parametrize("content", [PLAIN, b""], ids=["filled", "empty"])
 def test_content_as_large_as_the_limit_is_unpacked(content: bytes) -> None:
     packed = gzip.compress(content, mtime=0)
     source = gunzipped(BytesSource(packed), limit=len(content))

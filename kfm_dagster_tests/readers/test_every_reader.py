@@ -1,6 +1,6 @@
 """Every reader: samples, cut objects, no reference cycles, and few requests and bytes.
 
-A run collects cycles rarely (`kfm_dagster/cyclic_gc.py`), so a cycle with an object's blocks would keep them in memory
+A run collects cycles rarely (`kfm_dagster/cyclic_gc.py`), so a cycle with an object's blocks would keep these in memory
 for thousands of units. Tests elsewhere: the cost of a hostile object (`fuzz/`), and the requests of a whole run
 (`integration/test_bad_objects.py`).
 """
@@ -36,7 +36,7 @@ from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, places
-from kfm_dagster_tests.readers.reading import CUT, header_of, is_unchecked, metadata_of, outcome, unit_of
+from kfm_dagster_tests.readers.reading import TRUNCATION_CODES, header_of, is_unchecked, metadata_of, outcome, unit_of
 
 DAY = date(2024, 12, 31)
 SAMPLES: dict[str, tuple[Samples, int]] = {
@@ -53,7 +53,7 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "nexrad-l3": (nexrad_level3_samples, len(sites()) * 86_400),
     "ocean": (oisst_samples, 2),
 }
-"""By dataset: samples, and their maximum a day. ISD's are of a year, NDFD's of any day; chunks have no maximum."""
+"""By dataset: samples and their maximum a day. Not here: ISD (by year), NDFD (of any day), chunks (no maximum)."""
 
 
 @pytest.mark.clause("OPR-14")
@@ -85,13 +85,13 @@ def test_more_samples_than_a_day_has_keys_are_refused() -> None:
 
 
 PLACES = 40
-"""Number of a specimen's structures at which the test cuts it."""
+"""The number of structures of a specimen at which the test truncates the specimen."""
 STREAMS = ("ghcn-daily", "grib2-gzip", "isd")
 
 
 @pytest.mark.clause("OPR-07", "OPR-20", "BEY-04")
 @pytest.mark.parametrize("name", sorted(SUBJECTS.keys() - {"grib2", "grib2-idx"}))
-def test_a_sample_cut_anywhere_is_not_ok(name: str) -> None:
+def test_a_sample_truncated_at_any_structure_is_refused_or_unchecked(name: str) -> None:
     subject = SUBJECTS[name]
     for specimen in subject.samples[:8]:
         content, groups = specimen.content, specimen.groups
@@ -101,14 +101,14 @@ def test_a_sample_cut_anywhere_is_not_ok(name: str) -> None:
         ends |= {0, 4, 8, 48, 96, 4096, 1 << 16}
         ends |= {at + by for at in structures[:: len(structures) // PLACES + 1] for by in (-1, 0, 1)}
         if name == "ghcn-hourly":
-            # Cut between two lines, plain text looks whole; only the object's size and ETag show the cut.
+            # Plain text that ends between two lines looks complete; only the object's size and ETag show the cut.
             ends = {end for end in ends if content[end - 1 : end] != b"\n"}
         for end in sorted(end for end in ends if 0 <= end < size):
             result = outcome(header_of, subject.reader, content[:end], key=specimen.key, groups=groups)
             if subject.is_hdf5 or name in STREAMS:
                 assert result is MetadataIssue.TRUNCATED_OBJECT, (specimen.key, end, result)
             else:
-                assert is_unchecked(result) or result in CUT, (specimen.key, end, result)
+                assert is_unchecked(result) or result in TRUNCATION_CODES, (specimen.key, end, result)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def read(reader: str, specimen: Specimen, content: bytes) -> None:
 
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.parametrize("part", [1.0, 0.5], ids=["whole", "cut"])
+@pytest.mark.parametrize("part", [1.0, 0.5], ids=["complete", "truncated"])
 def test_reading_leaves_no_reference_cycles(name: str, part: float) -> None:
     subject = SUBJECTS[name]
     for specimen in subject.samples:
@@ -203,7 +203,7 @@ class CountedBucket:
 
 
 def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
-    """Run the chain's first two operators on an object; the second gets the first's results."""
+    """Run integrity_check on an object, and then metadata_extract with the results."""
     contract = CONTRACTS[specimen.dataset]
     index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
     bucket = CountedBucket({specimen.key: specimen.content, **index})

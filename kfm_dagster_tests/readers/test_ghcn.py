@@ -66,7 +66,7 @@ def test_both_ends_of_a_large_hourly_object_are_read() -> None:
 
 
 @pytest.mark.clause("OPR-06", "OPR-07")
-def test_the_last_position_is_the_station_s_and_rows_without_time_or_columns_are_counted() -> None:
+def test_the_station_has_the_last_position_and_rows_without_a_time_or_a_column_are_counted() -> None:
     moved = LAST.replace(LAST.split(b"|")[7], b"-12.5")
     placeless = ROW.replace(b"|".join(ROW.split(b"|")[7:10]), b"|-999.9|")
     metadata = HOURLY.read(KEY, HEADER + moved + ROW + placeless + ROW[:40] + b"\n" + ROW.replace(b"|2025|", b"||", 1))
@@ -127,14 +127,14 @@ def test_content_that_contradicts_the_key_or_the_format_is_refused() -> None:
         assert reading.refusal(key, content) is code, (key, code)
 
 
-def test_large_csv_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_of_a_large_csv_object_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ghcn_daily, "MAX_TEXT_BYTES", 1 << 19)
     metadata = DAILY.read("csv.gz/by_year/2025.csv.gz", packed(*CSV * 1000))
     assert is_unchecked(metadata)
     assert (metadata.properties["ghcn:end-known"], "ghcn:rows" in metadata.properties) == (False, False)
 
 
-def written(groups: int = 1, **options: object) -> bytes:
+def parquet(groups: int = 1, **options: object) -> bytes:
     file, rows = io.BytesIO(), ghcn.daily_rows([STATION], 2025, ("TMAX",))
     table = pa.table({"ID": [row[0] for row in rows], "DATE": [row[1] for row in rows], "DATA_VALUE": [1] * len(rows)})
     pq.write_table(table, file, row_group_size=-(-len(rows) // groups), **options)
@@ -142,8 +142,8 @@ def written(groups: int = 1, **options: object) -> bytes:
 
 
 @pytest.mark.clause("OPR-06", "OPR-07", "OPR-20")
-@pytest.mark.parametrize("write", [written, lambda: written(groups=5), lambda: written(use_dictionary=False)])
-def test_a_footer_is_read_as_by_pyarrow(write: Callable[[], bytes]) -> None:
+@pytest.mark.parametrize("write", [parquet, lambda: parquet(groups=5), lambda: parquet(use_dictionary=False)])
+def test_a_parquet_footer_is_read_as_by_pyarrow(write: Callable[[], bytes]) -> None:
     content = write()
     footer = parquet_footer.read_footer(Oversized(content, len(content)))
     expected = pq.read_metadata(io.BytesIO(content))
@@ -155,15 +155,15 @@ def test_a_footer_is_read_as_by_pyarrow(write: Callable[[], bytes]) -> None:
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
-def test_a_footer_without_statistics_or_beyond_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DAILY.refusal(PARQUET_KEY, written(write_statistics=False)) is MetadataIssue.INCOMPLETE_PRODUCT_METADATA
+def test_a_parquet_footer_without_statistics_or_beyond_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DAILY.refusal(PARQUET_KEY, parquet(write_statistics=False)) is MetadataIssue.INCOMPLETE_PRODUCT_METADATA
     for name in ("MAX_FOOTER_BYTES", "MAX_VALUES", "MAX_DEPTH"):
         with monkeypatch.context() as bounded:
             bounded.setattr(parquet_footer, name, 3)
             assert DAILY.refusal(PARQUET_KEY, PARQUET) is MetadataIssue.RESOURCE_LIMIT, name
 
 
-def test_samples_have_a_year_a_station_and_elements() -> None:
+def test_samples_are_a_year_of_all_stations_a_station_and_elements() -> None:
     keys = [key for _, key, _ in ghcn.ghcn_daily_samples(DAY, 3)]
     assert keys[:2] == ["csv.gz/by_year/2025.csv.gz", "csv.gz/by_station/USW00000000.csv.gz"]
     assert ghcn.make_ghcn_daily_csv([], name="by_year/2025")[0] == keys[0]

@@ -59,13 +59,13 @@ def rings(geometry: Any) -> Iterator[Any]:
     yield from shapes.geoms if shapes.geom_type == "MultiPolygon" else [shapes]
 
 
-def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] = ()) -> tuple[str, bytes]:
-    """Return a sample and its key as those of another product, without the variables `but`."""
+def of_product(product: str, key: str, content: bytes, *, without: tuple[str, ...] = ()) -> tuple[str, bytes]:
+    """Return a sample and its key as those of another product, without the variables `without`."""
     other = re.sub(r"ABI-L2-M?CMIP(?=[FCM])", product, key)
 
     def change(file: h5py.File) -> None:
         file.attrs["dataset_name"] = np.bytes_(other.rpartition("/")[2])
-        for name in [name for name in file if but and name.startswith(but)]:
+        for name in [name for name in file if without and name.startswith(without)]:
             del file[name]
 
     return other, rewritten(content, change)
@@ -74,7 +74,7 @@ def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] =
 def in_degrees(product: str, imagery: str, *, band: int | None = None) -> tuple[str, bytes]:
     """Return a product on latitudes and longitudes, without the fixed grid."""
     of_imagery = sample(imagery, satellite=18, band=band)
-    key, content = of_product(product, *of_imagery, but=("goes_imager_projection", "x", "y"))
+    key, content = of_product(product, *of_imagery, without=("goes_imager_projection", "x", "y"))
 
     def change(file: h5py.File) -> None:
         file["goes_lat_lon_projection"] = np.int32(-2147483647)
@@ -94,8 +94,8 @@ def test_a_product_without_a_channel_has_a_band_for_each_image(scene: str) -> No
     ]
     assert len(bands) == 16
     products = ("ABI-L2-ACM", "ABI-L2-LST2KM", "ABI-L2-RRQPE", "ABI-L2-BRF")
-    for product, but in itertools.product(products, ((), ("band_id", "band_wavelength"))):
-        key, content = of_product(product, *of_imagery, but=but)
+    for product, without in itertools.product(products, ((), ("band_id", "band_wavelength"))):
+        key, content = of_product(product, *of_imagery, without=without)
         assert f"/OR_{product}{scene}-M6_G19_" in key
         header = read(key, content)
         assert header.properties["goes:product"] == product + scene[0]
@@ -104,7 +104,7 @@ def test_a_product_without_a_channel_has_a_band_for_each_image(scene: str) -> No
 
 
 def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
-    """Other products only: for imagery the reader takes the channels' variables."""
+    """This rule is for other products only: for imagery the reader takes the channels' variables."""
 
     def change(file: h5py.File) -> None:
         shape = file["CMI_C01"].shape
@@ -116,7 +116,7 @@ def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
     key, content = sample("ABI-L2-MCMIPC", band=None)
     of_imagery = read(key, rewritten(content, change)).properties["bands"]
     assert [band["name"] for band in of_imagery] == [f"C{band:02}" for band in range(1, 17)]
-    key, other = of_product("ABI-L2-ACTP", key, content, but=("CMI", "DQF", "band_id", "band_wavelength"))
+    key, other = of_product("ABI-L2-ACTP", key, content, without=("CMI", "DQF", "band_id", "band_wavelength"))
     with h5py.File(io.BytesIO(content)) as file:
         shape_of = file["CMI_C01"].shape
 
@@ -149,7 +149,7 @@ def test_a_product_in_degrees_has_the_footprint_that_it_states() -> None:
         assert header.findings == ()
 
 
-def test_a_product_in_degrees_without_its_extent_or_of_another_band_is_refused() -> None:
+def test_a_product_in_degrees_without_its_extent_or_with_another_band_is_refused() -> None:
     key, content = in_degrees("ABI-L2-DSR", "ABI-L2-MCMIPC")
     for value in (np.float32(-999), np.float32(np.nan)):
         nowhere = rewritten(content, attribute("geospatial_westbound_longitude", value, EXTENT))
@@ -240,7 +240,7 @@ def test_content_that_contradicts_its_key_is_refused() -> None:
         assert refusal(key.replace(part, other), content) is code
 
 
-def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
+def test_a_key_with_a_start_within_a_second_or_a_later_creation_stamp_agrees_with_the_content() -> None:
     key, content = sample()
     match = GRAMMAR.match(key)
     near = {**match.groups, "start": "20253370501185"}
@@ -367,7 +367,7 @@ def test_navigation_equals_the_users_guide() -> None:
         np.testing.assert_allclose(actual[1], latitudes, atol=1e-9)
 
 
-def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
+def test_the_footprint_of_an_image_beyond_the_limb_ends_at_the_limb() -> None:
     def footprint(west: float, east: float, south: float, north: float) -> Any:
         return geostationary.footprint(EAST, (west, south, east, north))
 

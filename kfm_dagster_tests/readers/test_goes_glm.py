@@ -30,7 +30,7 @@ def sample(**changes: Any) -> tuple[str, bytes]:
     return make_goes_glm(**{"start": START, "satellite": 18, "flashes": 2, **changes})
 
 
-def test_a_file_may_span_a_year_s_end() -> None:
+def test_a_file_that_spans_the_end_of_a_year_is_read() -> None:
     key, content = sample(start=NEW_YEAR - timedelta(seconds=20))
     assert key.startswith("GLM-L2-LCFA/2025/365/23/OR_GLM-L2-LCFA_G18_s20253652359400_e20260010000000_c20260010000013")
     header = read(key, content)
@@ -39,15 +39,15 @@ def test_a_file_may_span_a_year_s_end() -> None:
 
 
 @pytest.mark.clause("OPR-28")
-def test_an_item_describes_its_lists_and_its_detector() -> None:
+def test_an_item_describes_the_lists_of_events_and_the_detector() -> None:
     key, content = sample(satellite=18, flashes=2)
 
-    def of_2018(file: h5py.File) -> None:
+    def as_in_2018(file: h5py.File) -> None:
         file["group_area"].attrs["units"] = np.bytes_(b"km2")
         file["group_time_offset"].attrs["units"] = np.bytes_(b"milliseconds since 2025-12-03 05:01:20.000")
         file["group_frame_time_offset"] = np.zeros(4, "<i2")
 
-    properties = read(key, rewritten(content, of_2018)).properties
+    properties = read(key, rewritten(content, as_in_2018)).properties
     assert properties["cube:dimensions"] == {
         "number_of_events": {"type": "index", "extent": [0, 11]},
         "number_of_groups": {"type": "index", "extent": [0, 3]},
@@ -119,7 +119,7 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
     assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
 
 
-def test_an_invalid_count_is_omitted_and_a_wrapped_field_of_view_is_the_same_place() -> None:
+def test_an_invalid_count_is_omitted_and_a_field_of_view_beyond_180_degrees_has_the_same_box() -> None:
     key, content = sample()
     values = (np.int32(-1), np.float64(np.nan), np.float64(np.inf))
     for change in (deleted("event_count"), *(replaced("event_count", data=value) for value in values)):

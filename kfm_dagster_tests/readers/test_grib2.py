@@ -1,3 +1,5 @@
+"""The GRIB2 reader: grids, indexes, times and names of fields, truncated and damaged objects."""
+
 from __future__ import annotations
 
 import struct
@@ -68,7 +70,7 @@ def test_thinned_footprint_reaches_the_bounds_of_the_whole_grid() -> None:
     assert len(metadata.geometry["coordinates"][0]) <= 4 * 24 + 1
 
 
-def test_projection_fields_place_the_first_grid_point() -> None:
+def test_projection_fields_give_the_position_of_the_first_grid_point() -> None:
     for region in hrrr.REGIONS:
         _, content, _ = hrrr.make_hrrr(run=RUN, lead=7, region=region)
         metadata = read(content)
@@ -99,7 +101,7 @@ def polar_grid(*, south: bool) -> bytes:
     )
 
 
-def test_grid_around_a_pole_covers_it() -> None:
+def test_the_footprint_of_a_grid_around_a_pole_covers_the_pole() -> None:
     for pole in (90.0, -90.0):
         grid = describe_grid(polar_grid(south=pole < 0))
         shape = shapely.geometry.shape(grid.geometry)
@@ -126,7 +128,7 @@ def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, in
     )
 
 
-def test_a_grid_in_degrees_has_its_box() -> None:
+def test_the_bounding_box_of_a_grid_in_degrees_is_computed_from_its_corners() -> None:
     for case, (grid, bbox) in {
         "global": (latlon_grid(360, 181, first=(90, 0), last=(-90, 359)), (-180, -90, 180, 90)),
         "global closed": (latlon_grid(361, 181, first=(90, -180), last=(-90, 180)), (-180, -90, 180, 90)),
@@ -176,7 +178,7 @@ def rotated_by_eccodes(
 
 @pytest.mark.clause("OPR-06")
 @pytest.mark.parametrize(
-    ("pole", "first", "last", "step", "section", "whole"),
+    ("pole", "first", "last", "step", "section", "covered"),
     [
         # HRDPS of Canada, a grid over the antimeridian, and a grid at the equator.
         ((-36.08852, 245.305142), (-12.3, -14.82), (16.68, 42.33), 0.09, None, None),
@@ -190,15 +192,15 @@ def rotated_by_eccodes(
     ],
     ids=["canada", "antimeridian", "equator", "rrfs", "rap", "by the pole", "south pole"],
 )
-def test_a_rotated_grid_s_points_are_eccodes_points(
+def test_a_rotated_grid_has_the_points_that_eccodes_computes(
     pole: tuple[float, float], first: tuple[float, float], last: tuple[float, float], step: float,
-    section: bytes | None, whole: float | None,
+    section: bytes | None, covered: float | None,
 ) -> None:  # fmt: skip
     computed, longitudes, latitudes = rotated_by_eccodes(pole, first, last, step)
     grid = describe_grid(section or computed)
     assert (grid.shape, grid.fault) == (latitudes.shape, None)
     west, south, east, north = bounding_box(grid.geometry)
-    if whole is None:
+    if covered is None:
         turned = longitudes % 360 if west > east else longitudes
         expected = (turned.min(), latitudes.min(), turned.max(), latitudes.max())
         assert [west % 360, south, east % 360, north] == pytest.approx(
@@ -206,7 +208,7 @@ def test_a_rotated_grid_s_points_are_eccodes_points(
         )
     else:
         assert (west, east) == (-180, 180)
-        assert (south, north) == pytest.approx(sorted((whole, (latitudes * whole).min() / whole)), abs=0.01)
+        assert (south, north) == pytest.approx(sorted((covered, (latitudes * covered).min() / covered)), abs=0.01)
     # Points of the border are on the outline, all others within it.
     outline = shapely.geometry.shape(grid.geometry)
     assert outline.is_valid
@@ -269,7 +271,7 @@ PRESSURE = Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surf
 
 
 @pytest.mark.clause("OPR-26")
-def test_corners_of_a_grid_in_degrees_agree_with_its_increments() -> None:
+def test_corners_of_a_grid_in_degrees_must_agree_with_its_increments() -> None:
     whole: dict[str, Any] = {
         "first": (90_000_000, 0),
         "last": (0x80000000 | 90_000_000, 359_750_000),
@@ -285,7 +287,7 @@ def test_corners_of_a_grid_in_degrees_agree_with_its_increments() -> None:
 
 
 @pytest.mark.clause("OPR-26")
-def test_corners_of_a_mercator_grid_agree_with_its_spacing() -> None:
+def test_corners_of_a_mercator_grid_must_agree_with_its_spacing() -> None:
     for last, spacing, sound in (
         ((23_088_000, 206_131_000), 2_500_000, True),
         ((23_088_000, 206_131_000), 1_250_000, False),
@@ -327,9 +329,9 @@ def test_index_of_another_object_is_a_finding_and_not_a_sidecar() -> None:
     for case, index in {
         "other run": OTHER_RUN,
         "other lead": OTHER_LEAD,
-        "offset behind": SAMPLE_INDEX.replace("2:188:", "2:180:"),
-        "offset inside": SAMPLE_INDEX.replace("3:376:", "3:380:"),
-        "offset outside": SAMPLE_INDEX.replace("3:376:", "3:37600:"),
+        "offset too low": SAMPLE_INDEX.replace("2:188:", "2:180:"),
+        "offset within a message": SAMPLE_INDEX.replace("3:376:", "3:380:"),
+        "offset beyond the object": SAMPLE_INDEX.replace("3:376:", "3:37600:"),
         "first offset": SAMPLE_INDEX.replace("1:0:", "1:1:"),
         "line missing": "".join(SAMPLE_INDEX.splitlines(keepends=True)[::2]),
         "parameter": SAMPLE_INDEX.replace(":TMP:", ":DPT:"),
@@ -364,7 +366,7 @@ def test_index_is_compared_with_the_object() -> None:
 
 
 def stretched(last: bytes) -> tuple[bytes, str]:
-    """Return sample and index; the first message fills a request, the last one has `last`."""
+    """Return the sample and its index; the first message fills a request, the last message has `last` as data."""
     content, lines = b"", []
     for line, data in zip(SAMPLE_INDEX.splitlines(), (bytes(10_000), b"", last), strict=True):
         number, start, rest = line.split(":", 2)
@@ -381,7 +383,7 @@ LAST = len(stretched(b"")[0]) - 10_376
 
 
 @pytest.mark.clause("OPR-06")
-def test_a_small_last_message_costs_one_request_and_a_large_one_two() -> None:
+def test_a_small_last_message_costs_one_request_and_a_large_one_costs_two() -> None:
     for size, requests in (
         (1_000, [4096, 4096]),
         (10_000, [4096, 10_000]),
@@ -402,7 +404,7 @@ def test_a_small_last_message_costs_one_request_and_a_large_one_two() -> None:
 
 @pytest.mark.clause("OPR-20")
 @pytest.mark.parametrize("room", [4_000, LAST_MESSAGE_BYTES], ids=["small", "large"])
-def test_a_cut_or_hole_in_data_that_look_like_an_end_is_refused(room: int) -> None:
+def test_truncated_or_zeroed_data_that_look_like_the_end_of_a_message_are_refused(room: int) -> None:
     content, index = stretched(b"7777" * (room // 4))
     assert codes(read(content, groups=groups_of(), index=index)) == []
     size = len(content)
@@ -437,7 +439,7 @@ def test_a_gaussian_grid_without_all_its_parallels_has_a_fault() -> None:
         assert (fault or "") in (described.fault or "")
 
 
-def test_fields_are_named_alike_with_and_without_an_index() -> None:
+def test_fields_have_the_same_names_with_and_without_an_index() -> None:
     fluxes = {"product": "sfluxgrb", "resolution": ""}
     for _, content, index in (
         hrrr.make_hrrr(run=RUN, lead=7),
@@ -470,7 +472,7 @@ def test_an_object_with_all_hours_of_a_run_covers_the_run() -> None:
 
 
 @pytest.mark.clause("OPR-20")
-def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
+def test_an_object_that_states_its_length_is_complete_or_refused() -> None:
     _, content = ndfd.make_ndfd(issued=RUN, element="maxt")
     whole = read(content)
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
@@ -480,7 +482,7 @@ def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
 
 
-def test_wmo_headers_between_messages_are_stepped_over() -> None:
+def test_wmo_headers_between_messages_are_skipped() -> None:
     header = b"\r\r\n123\r\r\nYEUZ98 KWBN 060000\r\r\n"
     message = SAMPLE[:188]
     metadata = read(header + message + header + message + b"\r\r\n\x03")
@@ -532,7 +534,7 @@ def test_properties_of_the_key_begin_with_the_model_s_name() -> None:
         assert read(SAMPLE, key=key, groups=groups_of() | {"prefix": implied}).properties[f"{prefix}:cycle"] == 6
 
 
-def test_a_horizon_is_in_the_largest_unit_that_is_whole() -> None:
+def test_a_horizon_is_a_whole_number_of_the_largest_possible_unit() -> None:
     for seconds, text in ((0, "PT0H"), (7200, "PT2H"), (5400, "PT90M"), (5401, "PT5401S")):
         assert duration(timedelta(seconds=seconds)) == text
 
@@ -571,7 +573,7 @@ def test_an_object_with_more_than_a_few_bytes_after_its_last_message_is_refused(
 
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize("index", [None, SAMPLE_INDEX], ids=["alone", "with index"])
-def test_object_cut_anywhere_is_never_read_as_whole(index: str | None) -> None:
+def test_an_object_truncated_at_any_byte_is_never_read_as_complete(index: str | None) -> None:
     for end in range(len(SAMPLE)):
         try:
             metadata = read(SAMPLE[:end], groups=groups_of(), index=index)
@@ -584,5 +586,5 @@ def test_object_cut_anywhere_is_never_read_as_whole(index: str | None) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_source_with_fewer_bytes_than_its_size_is_a_cut_object() -> None:
+def test_a_source_with_fewer_bytes_than_its_size_is_a_truncated_object() -> None:
     assert code_of(read, Oversized(SAMPLE[:100], 10_000_000)) is MetadataIssue.TRUNCATED_OBJECT

@@ -35,7 +35,7 @@ def codes_of(*classes: tuple[int, str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.clause("OPR-28")
-def test_a_mosaic_has_a_band_of_its_product() -> None:
+def test_a_mosaic_has_the_band_of_its_product() -> None:
     section, template = b"\x04\0\0", b"\0\0"
     for parameter, expected in (
         (
@@ -86,7 +86,7 @@ def test_messages_are_counted_up_to_the_limit_of_the_walk() -> None:
 
 
 @pytest.mark.clause("OPR-20", "OPR-07")
-def test_an_object_too_large_to_be_read_whole_is_unchecked() -> None:
+def test_the_completeness_of_an_object_too_large_to_be_read_whole_is_unchecked() -> None:
     plain = long_message(MAX_PACKED_BYTES + 1)
     packed = gzip.compress(plain, compresslevel=0, mtime=0)
     assert len(packed) > MAX_PACKED_BYTES
@@ -104,13 +104,13 @@ def test_an_object_too_large_to_be_read_whole_is_unchecked() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_bomb_is_a_resource_limit() -> None:
+def test_a_compression_bomb_is_refused_as_a_resource_limit() -> None:
     claimed = MESSAGE[:8] + struct.pack(">Q", MAX_UNPACKED_BYTES + 1) + MESSAGE[16:-4]
     bomb = claimed + bytes(MAX_UNPACKED_BYTES + 1 - len(claimed) - 4) + b"7777"
     assert refusal(gzip.compress(bomb)) is MetadataIssue.RESOURCE_LIMIT
 
 
-def test_key_and_message_agree_to_the_second() -> None:
+def test_the_times_of_key_and_message_must_agree_to_the_second() -> None:
     for groups, expected in (
         ({"date": "20251203", "time": "060239"}, []),
         ({"date": "20251203", "time": "060238"}, [MetadataIssue.TIME_MISMATCH]),

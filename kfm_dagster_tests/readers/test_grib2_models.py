@@ -1,4 +1,4 @@
-"""GRIB2 of models: objects and samples under contracts' keys, and times of their fields."""
+"""GRIB2 of models: keys of objects and samples under the contracts, and times of fields."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
 
 
 @pytest.mark.clause("OPR-14")
-def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
+def test_an_indexed_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
     for specimen in filter(attrgetter("index"), SUBJECTS["grib2"].samples):
         key, match = specimen.key, match_of(specimen.dataset, specimen.key)
         source = CountingSource(specimen.content)
@@ -207,10 +207,10 @@ def assembled_steps(steps: Sequence[ForecastStep]) -> tuple[bytes, str]:
 
 def times_and_horizon(header: HeaderMetadata) -> tuple[str, ...]:
     """Return start, end, datetime and horizon."""
-    return *held_times(header), header.properties["forecast:horizon"]
+    return *times_of(header), header.properties["forecast:horizon"]
 
 
-def held_times(header: HeaderMetadata) -> tuple[str, ...]:
+def times_of(header: HeaderMetadata) -> tuple[str, ...]:
     """Return start, end and datetime, as day and time of day."""
     return tuple(f"{moment:%dT%H:%M}" for moment in (header.start, header.end, header.datetime))
 
@@ -229,17 +229,17 @@ LATE = ("04T06:00", "04T06:00", "04T06:00", "PT12H")
         ([over_hours(0, 12), at_hour(12), over_hours(11, 12)], LATE),
         ([at_minute(minutes) for minutes in (15, 30, 45, 60)], EARLY),
         ([at_minute(60), at_minute(15), over_hours(0, 1)], EARLY),
-        # Windows only: the longest; equally long windows from the beginning of the first to the end of the last.
+        # Windows only: the longest window, or several equally long ones from the first start to the last end.
         ([over_hours(11, 12), over_hours(6, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(0, 12), over_hours(11, 12)], ("03T18:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(6, 9), over_hours(9, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
-        # The first file of a run: a sum over no time.
+        # The first file of a run has a sum over no time.
         ([at_hour(0), over_hours(0, 0)], ANALYSIS),
         ([over_hours(0, 0)], ANALYSIS),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("indexed", [True, False], ids=["index", "alone"])
-def test_an_object_s_time_is_that_of_its_instants_else_its_longest_window(
+def test_an_object_has_the_time_of_its_instants_or_if_it_has_none_of_its_longest_window(
     steps: list[ForecastStep], expected: tuple[str, ...], indexed: bool
 ) -> None:
     content, index = assembled_steps(steps)
@@ -270,7 +270,7 @@ def test_an_unknown_step_is_ignored() -> None:
     for text in ("1 month ave fcst", "9999999 day fcst", "12-6 hour acc fcst"):
         unknown = other.replace("12 hour fcst", text)
         assert times_and_horizon(test_grib2.read(content, index=first + unknown)) == LATE
-    # The first message has its own time.
+    # The time of the first message is read from the message, not from the unknown step in the index.
     content, index = assembled_steps([at_hour(0), at_hour(12)])
     index = index.replace("anl", "1 month ave fcst")
     assert times_and_horizon(test_grib2.read(content, index=index)) == ("03T18:00", "04T06:00", "03T18:00", "PT0H")
@@ -282,14 +282,14 @@ def test_a_field_without_a_readable_time_has_the_key_s_lead() -> None:
     at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
     for groups, expected in (({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])):
         header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
-        assert (held_times(header), header.properties.get("forecast:horizon")) == (
+        assert (times_of(header), header.properties.get("forecast:horizon")) == (
             expected,
             "PT12H" if groups else None,
         )
 
 
-def test_every_field_of_each_walked_message_counts() -> None:
-    """Repeated sections 4 to 7, as NAM packs winds, also with another grid (regulation 92.6.2)."""
+def test_without_an_index_the_times_of_all_fields_of_each_message_are_used() -> None:
+    """Sections 4 to 7 are repeated, as NAM packs winds, also with another grid (regulation 92.6.2)."""
     expected = ("04T00:00", "04T06:00", "04T00:00", "PT6H")
     content, _ = assembled_steps([at_hour(12)])
     other, _ = assembled_steps([at_hour(6)])
@@ -306,7 +306,7 @@ def test_every_field_of_each_walked_message_counts() -> None:
 
 
 @pytest.mark.clause("OPR-24")
-def test_an_accumulation_of_mrms_has_the_window_in_its_name() -> None:
+def test_an_accumulation_of_mrms_has_the_window_that_its_name_states() -> None:
     valid = test_grib2_gzip.VALID
     for named, begin in (
         ("MultiSensor_QPE_01H_Pass2_00.00", "2025-12-03T05:02"), ("RadarOnly_QPE_72H_00.00", "2025-11-30T06:02"),
@@ -326,7 +326,7 @@ def test_an_accumulation_of_mrms_has_the_window_in_its_name() -> None:
         assert not any(name.startswith("forecast:") for name in header.properties)
 
 
-def test_a_sum_since_an_hour_is_of_the_whole_day_at_that_hour() -> None:
+def test_a_sum_since_an_hour_that_is_valid_at_that_same_hour_covers_a_whole_day() -> None:
     noon = datetime(2025, 12, 3, 12, tzinfo=UTC)
     _, content = make_mrms(valid=noon)
     header = test_grib2_gzip.read(content, groups={"since": "12"})

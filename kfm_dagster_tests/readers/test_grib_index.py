@@ -43,7 +43,7 @@ def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> Ind
     return IndexEntry(message=message, submessage=submessage, offset=offset, **(texts | changes))
 
 
-def test_line_forms_of_wgrib2_are_read() -> None:
+def test_every_form_of_wgrib2_s_lines_is_read() -> None:
     for case, (line, expected) in {
         "plain": (b"1:0:d=2025120306:TMP:surface:anl:", entry(1, 0)),
         "no last colon": (b"1:0:d=2025120306:TMP:surface:anl", entry(1, 0)),
@@ -88,7 +88,7 @@ REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
 ]  # fmt: skip
 
 
-def test_real_lines_of_the_rapid_refresh_systems_are_fields() -> None:
+def test_real_lines_of_the_rapid_refresh_systems_are_read_as_fields() -> None:
     text = "".join(
         f"{number}:{number}:d=2026092000:{field}:{step}\n" for number, (field, step, *_) in enumerate(REAL_LINES, 1)
     )
@@ -150,8 +150,8 @@ def test_a_reference_time_is_compared_at_its_own_precision() -> None:
     assert reference_fault([entry(1, 0), entry(2, 9, reference="2025120307")], run) is not None
 
 
-def test_a_step_text_has_its_end() -> None:
-    # The latest step of all lines, not of the last line.
+def test_the_end_of_a_step_is_read_from_its_text() -> None:
+    # The latest step is that of all lines, not that of the last line.
     entries = [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
     for step, end in (
         ("anl", timedelta(0)),
@@ -169,7 +169,7 @@ def test_a_step_text_has_its_end() -> None:
     assert latest_step(entries) == timedelta(hours=3)
 
 
-def test_layers_end_where_the_next_message_begins_and_submessages_share_theirs() -> None:
+def test_layers_end_where_the_next_message_begins_and_submessages_share_the_bytes_of_their_message() -> None:
     entries = [entry(1, 0), entry(2, 10, 1, variable="UGRD"), entry(2, 10, 2, variable="VGRD"), entry(3, 25)]
     assert [(layer.variable, layer.offset, layer.length) for layer in layers(entries, end=40)] == [
         ("TMP", 0, 10), ("UGRD", 10, 15), ("VGRD", 10, 15), ("TMP", 25, 15),
@@ -211,7 +211,7 @@ def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_text_that_is_not_printable_is_no_line() -> None:
+def test_a_line_with_an_unprintable_character_is_refused() -> None:
     """Such text would become a name in an Item, and no database stores a NUL."""
     line = b"1:0:d=2025120306:TMP:surface:anl:ENS=1"
     assert len(read_index(BytesSource(line))) == 1
@@ -246,9 +246,7 @@ BEYOND_TABLES = {"var discipline=0 center=7 local_table=1 parmcat=16 parm=201"}
 
 
 @pytest.mark.clause("OPR-16", "OPR-28")
-def test_a_real_index_is_read_as_by_a_plain_split_with_units_and_long_names(
-    shared_data: Path,
-) -> None:
+def test_real_indexes_are_read_as_if_split_at_colons_and_variables_have_units_and_long_names(shared_data: Path) -> None:
     objects, all_variables = 0, set[str]()
     for path in sorted(path for path in shared_data.rglob("*.idx") if EXCERPT not in path.name):
         name, content = path.name, path.read_bytes()
@@ -352,13 +350,13 @@ def test_a_probability_and_an_aerosol_are_variables_of_their_own() -> None:
         assert "surface" in variable["dimension_domains"]["level"]
 
 
-def test_with_an_unknown_step_the_times_are_the_object_s_bounds() -> None:
+def test_with_an_unknown_step_only_the_bounds_of_the_object_s_times_are_listed() -> None:
     for step in ("1 month ave fcst", "9999999 day fcst", "something"):
         valid_time = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
         assert valid_time == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
 
 
-def test_many_times_are_bounds_only() -> None:
+def test_of_too_many_times_only_the_bounds_are_listed() -> None:
     for count, listed in ((MAX_TIMES, True), (MAX_TIMES + 1, False)):
         times = {RUN + timedelta(hours=hour) for hour in range(count)}
         valid_time = fields(valid=times)["cube:dimensions"]["valid_time"]
@@ -371,7 +369,7 @@ def test_many_times_are_bounds_only() -> None:
         assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
 
 
-def test_columns_and_rows_are_those_of_the_grid() -> None:
+def test_the_dimensions_x_and_y_are_the_columns_and_rows_of_the_grid() -> None:
     assert fields() == {
         "cube:dimensions": {
             "x": {"type": "spatial", "axis": "x", "extent": [-4500.0, 4500.0], "step": 3000.0,
@@ -384,7 +382,7 @@ def test_columns_and_rows_are_those_of_the_grid() -> None:
     }  # fmt: skip
 
 
-def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
+def test_a_variable_lists_each_level_once_even_with_several_steps() -> None:
     cube_fields = fields(
         layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground")
     )

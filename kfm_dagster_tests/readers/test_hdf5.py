@@ -29,7 +29,7 @@ def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
 
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
 @pytest.mark.parametrize("count", [1, 8, 9, 60, 700])
-def test_any_number_of_names_is_read(version: str, count: int) -> None:
+def test_any_number_of_attributes_and_variables_is_read(version: str, count: int) -> None:
     """The counts give compact storage, one node, deep trees, and heaps of many blocks."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=version) as file:
@@ -75,7 +75,7 @@ def heap_of(file: bytes) -> GlobalHeap:
 
 
 def collection(*lengths: int, size: int | None = None) -> bytes:
-    """Return a global heap's collection at address 0, with objects of the indexes from 1 on."""
+    """Return a global heap's collection at address 0, whose objects have the indexes 1, 2, and so on."""
     objects = b"".join(
         struct.pack("<HH4xQ", index, 1, length) + bytes(min(length, 64) + 7 & ~7)
         for index, length in enumerate(lengths, start=1)
@@ -103,7 +103,7 @@ def test_an_inconsistent_global_heap_is_refused() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_reading_overlapping_global_heaps_ends() -> None:
+def test_reading_ends_although_global_heaps_overlap() -> None:
     step = 4096
     heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
     addresses = range(0, 2 * MAX_OBJECTS * 16, step)
@@ -111,7 +111,7 @@ def test_reading_overlapping_global_heaps_ends() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_walking_an_index_that_repeats_nodes_ends() -> None:
+def test_walking_an_index_ends_although_nodes_are_repeated() -> None:
     def node(level: int, child: int, width: int) -> bytes:
         return struct.pack("<4sBBHQQ", b"TREE", 0, level, width, 0, 0) + struct.pack("<QQ", 0, child) * width + bytes(8)
 
@@ -157,12 +157,12 @@ def header(content: bytearray, name: str) -> tuple[int, int]:
 Change = Callable[[bytearray], None]
 
 
-def first_message_less(content: bytearray) -> None:
+def one_message_fewer(content: bytearray) -> None:
     content[header(content, "v")[0] + 2] -= 1
 
 
 def heap(place: int, layout: str) -> Change:
-    """Set a number of a fractal heap's header to 8."""
+    """Set a number in a fractal heap's header to 8."""
 
     def change(content: bytearray) -> None:
         start = content.index(b"FRHP")
@@ -185,21 +185,21 @@ def message(name: str, anchor: bytes, place: int, value: bytes) -> Change:
 
 
 def ordered(count: bytes, place: int, value: bytes) -> Change:
-    """Change an information message: version 0, both flags, the count, no address of an index."""
+    """Change the information message that has version 0, both flags, the count, and no address of an index."""
     return message("/", b"\0\3" + count + b"\xff" * 24, 2 + place, value)
 
 
 INDEX, ONE_LINK, ONE_ATTRIBUTE = struct.pack("<Q", 48), struct.pack("<Q", 1), struct.pack("<H", 1)
 FORGED: dict[str, tuple[str, bool, Change]] = {
-    "more messages than the stated count": ("earliest", False, first_message_less),
+    "more messages than the stated count": ("earliest", False, one_message_fewer),
     "a heap that is smaller than its offsets": ("latest", True, heap(46, "<Q")),
     "a heap with a maximum below its objects' size": ("latest", True, heap(10, "<I")),
     "a null variable with bytes": (
         "v110", False, message("v", bytes((2, 1, 1, 1)) + struct.pack("<Q", 1), 4, b"\0"),
     ),
-    # The message of group information (0x0A) becomes one of filters.
+    # The message of group information (0x0A) becomes a message of filters.
     "a group with invalid filters": ("v110", False, message("/", bytes((0x0A, 2, 0)), 0, b"\x0b")),
-    "links created before the first": ("ordered", False, ordered(ONE_LINK, 0, struct.pack("<q", -129))),
+    "a negative maximum of the creation order": ("ordered", False, ordered(ONE_LINK, 0, struct.pack("<q", -129))),
     "links in the header and in an index": ("ordered", False, ordered(ONE_LINK, 8, INDEX)),
     "attributes in the header and in an index": ("ordered", False, ordered(ONE_ATTRIBUTE, 2, INDEX)),
 }  # fmt: skip

@@ -39,15 +39,15 @@ def packed(*reports: bytes) -> bytes:
     return gzip.compress(b"".join(reports), mtime=0)
 
 
-def is_whole(metadata: HeaderMetadata) -> bool:
+def is_complete(metadata: HeaderMetadata) -> bool:
     return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in metadata.findings)
 
 
 # --- properties
 
 
-def moved(reports: Reports, place: bytes, columns: slice = slice(28, 41)) -> Reports:
-    return [line[: columns.start] + place + line[columns.stop :] for line in reports]
+def edited(reports: Reports, text: bytes, columns: slice = slice(28, 41)) -> Reports:
+    return [line[: columns.start] + text + line[columns.stop :] for line in reports]
 
 
 @pytest.mark.clause("OPR-06")
@@ -75,7 +75,7 @@ def test_a_sample_has_the_properties_it_was_created_with() -> None:
 
 
 @pytest.mark.clause("OPR-28")
-def test_mandatory_columns_have_their_place_unit_and_missing_value() -> None:
+def test_mandatory_columns_are_described_with_positions_unit_and_missing_value() -> None:
     report, values = REPORTS[0].decode("ascii"), {}
     for name, column in read(SAMPLE).properties["cube:variables"].items():
         first, last = column["isd:positions"]
@@ -94,26 +94,26 @@ def test_mandatory_columns_have_their_place_unit_and_missing_value() -> None:
     }
 
 
-def test_a_missing_value_is_none() -> None:
-    silent = moved(REPORTS, b"99999", slice(51, 56))
+def test_a_missing_call_sign_or_wban_number_gives_no_property() -> None:
+    silent = edited(REPORTS, b"99999", slice(51, 56))
     assert read(packed(REPORTS[0], *silent[1:])).properties["isd:call-signs"] == ["KCNK"]
-    unnamed = read(packed(*moved(silent, b"99999", slice(10, 15))), "724580-99999-2025")
+    unnamed = read(packed(*edited(silent, b"99999", slice(10, 15))), "724580-99999-2025")
     assert not {"isd:wban", "isd:call-signs"} & unnamed.properties.keys()
 
 
 def test_a_station_that_moved_lists_its_positions_and_has_the_last_as_geometry() -> None:
     away, nowhere = b"-33946+151173", b"+99999+999999"
     # The station moves and returns: its last position is the first.
-    back = [*REPORTS[:2], *moved(REPORTS[2:5], away), *REPORTS[5:]]
+    back = [*REPORTS[:2], *edited(REPORTS[2:5], away), *REPORTS[5:]]
     metadata = read(packed(*back))
     assert metadata.geometry["coordinates"] == (-97.65, 39.55)
     assert metadata.properties["isd:positions"] == [
         {"latitude": -33.946, "longitude": 151.173},
         {"latitude": 39.55, "longitude": -97.65},
     ]
-    silent = [*REPORTS[:2], *moved(REPORTS[2:5], away), *moved(REPORTS[5:], nowhere)]
+    silent = [*REPORTS[:2], *edited(REPORTS[2:5], away), *edited(REPORTS[5:], nowhere)]
     assert read(packed(*silent)).geometry["coordinates"] == (151.173, -33.946)
-    placeless = read(packed(*moved(moved(REPORTS, nowhere), b"+9999", slice(46, 51))))
+    placeless = read(packed(*edited(edited(REPORTS, nowhere), b"+9999", slice(46, 51))))
     assert placeless.geometry == {}
     assert placeless.properties["isd:position-count"] == 0
     assert not {"isd:positions", "isd:elevation-m"} & placeless.properties.keys()
@@ -121,14 +121,14 @@ def test_a_station_that_moved_lists_its_positions_and_has_the_last_as_geometry()
 
 @pytest.mark.clause("OPR-07")
 def test_a_drifting_platform_s_positions_are_counted_but_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(MAX_POSITIONS + 1)]
+    drift = [edited([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(MAX_POSITIONS + 1)]
     metadata = read(packed(*drift)).properties
     assert ("isd:positions" in metadata, metadata["isd:position-count"]) == (False, MAX_POSITIONS + 1)
     monkeypatch.setattr(isd, "MAX_KINDS", 10)
     assert refusal(packed(*drift[:11])) is MetadataIssue.RESOURCE_LIMIT
 
 
-def test_hour_2400_ends_its_day() -> None:
+def test_hour_2400_is_the_end_of_the_day() -> None:
     for stamp, end in (
         (b"202501032400", datetime(2025, 1, 4, tzinfo=UTC)),
         (b"202512312400", datetime(2026, 1, 1, tzinfo=UTC)),
@@ -136,7 +136,7 @@ def test_hour_2400_ends_its_day() -> None:
         (b"202502302400", MetadataIssue.INVALID_TIME_RANGE),
         (b"202601010000", MetadataIssue.TIME_MISMATCH),
     ):
-        content = packed(*REPORTS, *moved(REPORTS[-1:], stamp, slice(15, 27)))
+        content = packed(*REPORTS, *edited(REPORTS[-1:], stamp, slice(15, 27)))
         assert (refusal(content) if isinstance(end, MetadataIssue) else read(content).end) == end
 
 
@@ -156,11 +156,11 @@ def test_text_that_is_not_a_station_year_is_refused() -> None:
         ([b"\n"], MetadataIssue.UNREADABLE_FORMAT),
         ([*REPORTS, b"\n"], MetadataIssue.UNREADABLE_FORMAT),
         ([b"x" * 200_000], MetadataIssue.UNREADABLE_FORMAT),
-        (moved(REPORTS, b"20251301", slice(15, 23)), MetadataIssue.INVALID_TIME_RANGE),
-        (moved(REPORTS, b"2025 101", slice(15, 23)), MetadataIssue.UNREADABLE_FORMAT),
-        (moved(REPORTS, b"39550N", slice(28, 34)), MetadataIssue.UNREADABLE_FORMAT),
-        ([*REPORTS, *moved(REPORTS[:1], b"724581", slice(4, 10))], MetadataIssue.PLATFORM_MISMATCH),
-        ([*REPORTS, *moved(REPORTS[:1], b"20260101", slice(15, 23))], MetadataIssue.TIME_MISMATCH),
+        (edited(REPORTS, b"20251301", slice(15, 23)), MetadataIssue.INVALID_TIME_RANGE),
+        (edited(REPORTS, b"2025 101", slice(15, 23)), MetadataIssue.UNREADABLE_FORMAT),
+        (edited(REPORTS, b"39550N", slice(28, 34)), MetadataIssue.UNREADABLE_FORMAT),
+        ([*REPORTS, *edited(REPORTS[:1], b"724581", slice(4, 10))], MetadataIssue.PLATFORM_MISMATCH),
+        ([*REPORTS, *edited(REPORTS[:1], b"20260101", slice(15, 23))], MetadataIssue.TIME_MISMATCH),
     ):
         assert refusal(packed(*reports)) is code
 
@@ -176,7 +176,7 @@ def test_a_report_without_its_stated_length_is_suspect() -> None:
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_report_cut_before_packing_is_truncated() -> None:
+def test_a_report_that_was_cut_before_it_was_gzipped_is_truncated() -> None:
     *others, last = REPORTS
     for cut in range(1, len(last) - 1):
         assert refusal(packed(*others, last[:cut])) is MetadataIssue.TRUNCATED_OBJECT
@@ -191,7 +191,7 @@ def test_bytes_after_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused(
     name = b"x" * (FIRST_BYTES - len(SAMPLE) - 1) + b"\0"
     whole = SAMPLE[:3] + b"\x08" + SAMPLE[4:10] + name + SAMPLE[10:]
     assert len(whole) == FIRST_BYTES
-    assert is_whole(read(whole))
+    assert is_complete(read(whole))
     assert refusal(whole + SAMPLE) is MetadataIssue.UNREADABLE_FORMAT
     for place in (-1, -5):
         broken = bytearray(SAMPLE)
@@ -209,14 +209,14 @@ def stored(text: bytes) -> bytes:
 
 
 @pytest.mark.clause("OPR-06", "OPR-20", "OPR-07")
-def test_a_large_object_is_read_from_its_beginning_with_completeness_unchecked() -> None:
+def test_only_the_beginning_of_a_large_object_is_read_and_completeness_is_unchecked() -> None:
     report = REPORTS[0]
     content = stored(REPORTS[1] + report * (MAX_OBJECT_BYTES // len(report) + 100))
     assert len(content) > MAX_OBJECT_BYTES
     for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
         source = CountingSource(content[:cut])
         metadata = read(source)
-        assert not is_whole(metadata)
+        assert not is_complete(metadata)
         assert source.ranges[0] == (0, FIRST_BYTES)
         assert len(source.requests) == 1 + -(-(MAX_OBJECT_BYTES - FIRST_BYTES) // READ_BYTES)
         assert sum(source.requests) == MAX_OBJECT_BYTES
@@ -237,7 +237,7 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
         stored(report * (limit * STEP_BYTES // len(report) + 10)),
     ):
         metadata = read(content)
-        assert not is_whole(metadata)
+        assert not is_complete(metadata)
         assert 0 < metadata.native["records"] * len(report) <= limit * STEP_BYTES
 
 
@@ -258,6 +258,6 @@ def test_samples_are_distinct_and_grow_from_day_to_day() -> None:
         assert metadata.native["records"] == before.native["records"] + 4
         station = sample_station(number)
         assert metadata.geometry["coordinates"] == (station.longitude, station.latitude)
-        assert is_whole(metadata)
+        assert is_complete(metadata)
     with pytest.raises(ValueError, match="more than"):
         next(isd_samples(DAY, 100_001))

@@ -76,11 +76,11 @@ def grid(
     ],
     ids=[
         "from 0", "from -180, north first", "points at the poles", "sums of tenths", "closed", "over the antimeridian",
-        "west of it", "westwards", "uneven", "thirds",
+        "west of the antimeridian", "westwards", "uneven", "thirds",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", ">f4"])
-def test_cells_end_half_a_cell_outside_the_axes(
+def test_the_cells_of_a_grid_end_half_a_cell_beyond_the_axes(
     longitudes: Any, latitudes: Any, box: tuple[float, ...], transform: tuple[float, ...] | None, dtype: str
 ) -> None:
     metadata = read(grid(longitudes, latitudes, dtype=dtype))
@@ -181,7 +181,7 @@ def test_times_are_read_from_the_axis() -> None:
         assert metadata.start == metadata.end == metadata.datetime
 
 
-def test_a_unit_of_time_is_read_by_each_of_its_names() -> None:
+def test_each_name_of_a_unit_of_time_is_read() -> None:
     for seconds, units in (
         (1e-6, "microsecond microseconds"),
         (1e-3, "millisecond milliseconds msec msecs ms"),
@@ -213,7 +213,7 @@ def covering(start: str, end: str) -> dict[str, str]:
     return {"time_coverage_start": start, "time_coverage_end": end}
 
 
-def test_stated_coverage_has_priority_over_the_axis_and_must_include_it() -> None:
+def test_stated_coverage_has_priority_over_the_time_axis_and_must_include_the_axis() -> None:
     day = covering("2000-01-01T00:00:00Z", "2000-01-01T23:59:59Z")
     metadata = read(grid(hours=[6, 12, 18], attributes=day))
     assert (metadata.end - metadata.start, metadata.datetime, metadata.findings) == (
@@ -278,7 +278,7 @@ def test_dimensions_and_variables_follow_the_datacube_extension() -> None:
 
 
 @pytest.mark.parametrize("libver", ["earliest", "v108", "v110"])
-def test_texts_of_any_length_are_read_as_those_of_fixed_length(libver: str) -> None:
+def test_texts_of_variable_length_are_read_like_texts_of_fixed_length(libver: str) -> None:
     texts = {"title": "Äther °C", "platform": "", "source": "x" * 3000, "product_version": "1.0"}
     fixed = {name: text.encode() for name, text in texts.items()}
 
@@ -473,7 +473,7 @@ def scattered(longitudes: Any, latitudes: Any, **attributes: Any) -> bytes:
 
 
 @pytest.mark.clause("OPR-14")
-def test_the_box_of_positions_is_the_smallest_or_that_of_the_attributes() -> None:
+def test_the_box_of_positions_is_the_smallest_possible_or_that_in_the_attributes() -> None:
     turn, rows = np.meshgrid(np.arange(0.0, 360, 0.5), np.linspace(-70, 80, 30))
     nan = math.nan
     for longitudes, latitudes, attributes, box in (
@@ -525,7 +525,7 @@ def test_positions_stored_in_chunks_are_all_read(chunks: tuple[int, int]) -> Non
         assert bounding_box(metadata.geometry) == (-3, 5, 2, 9), corner
 
 
-def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
+def test_a_file_whose_key_has_a_run_is_described_as_a_forecast() -> None:
     def forecast(file: h5py.File) -> None:
         units = {"units": "hours since 1999-12-31", "standard_name": "forecast_reference_time"}
         netcdf4.axis(file, "run", np.array([12.0]), 3, units)

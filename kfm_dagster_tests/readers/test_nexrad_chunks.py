@@ -80,7 +80,7 @@ def test_the_chunks_of_a_real_volume_are_in_order_and_have_every_radial(
 
 
 @pytest.mark.clause("OPR-06")
-def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: Mapping[str, bytes]) -> None:
+def test_a_chunk_is_read_whole_with_one_request_and_a_large_chunk_with_two(real: Mapping[str, bytes]) -> None:
     for key, content in real.items():
         source = CountingSource(content)
         read_chunk(key, source)
@@ -98,7 +98,7 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
 
 
 @pytest.mark.clause("OPR-14", "OPR-28")
-def test_sample_chunks_are_the_archive_s_sample_and_have_its_properties(
+def test_joined_sample_chunks_are_the_sample_volume_of_the_archive_and_have_its_properties(
     samples: Mapping[str, bytes],
 ) -> None:
     assert list(samples) == [f"{SITE}/1/{START:%Y%m%d-%H%M%S}-{name}" for name in ("001-S", "002-I", "003-I", "004-E")]
@@ -108,7 +108,7 @@ def test_sample_chunks_are_the_archive_s_sample_and_have_its_properties(
     assert [metadata.start for metadata in chunks] == [whole_second] * CHUNKS
     assert chunks[0].end == whole_second < chunks[1].end < chunks[2].end < chunks[3].end == START + DURATION
     site = sites()[SITE]
-    # The archive reader's properties of the whole volume, except those of the archive only, and the chunk's position.
+    # The last chunk has the properties of the volume in the archive, without the archive's own, and three of its own.
     volume = read(b"".join(samples.values())).properties
     of_archive = {
         "bands", "processing:software", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
@@ -181,12 +181,12 @@ def test_the_last_chunk_of_an_incomplete_volume_is_closed_by_a_later_volume(
 
 
 @pytest.mark.clause("OPR-15")
-def test_a_chunk_whose_time_is_not_its_key_s_is_a_time_mismatch(samples: Mapping[str, bytes]) -> None:
+def test_a_chunk_whose_time_differs_from_its_key_is_a_time_mismatch(samples: Mapping[str, bytes]) -> None:
     for number, shift, refused in (
         (0, TIME_TOLERANCE, False),
         (0, TIME_TOLERANCE + timedelta(seconds=1), True),
         (0, -TIME_TOLERANCE - timedelta(seconds=1), True),
-        # As in real volumes, a radial may precede the key's time a little; it is within the longest volume.
+        # As in real volumes, a radial can slightly precede the key's time. It must be within the longest volume.
         (1, TIME_TOLERANCE, False),
         (1, TIME_TOLERANCE + timedelta(seconds=1), True),
         (1, timedelta(seconds=1) - LONGEST_VOLUME, True),
@@ -236,7 +236,7 @@ def test_a_chunk_of_another_radar_is_a_platform_mismatch(samples: Mapping[str, b
     assert chunk_refusal(key, ldm(data[:place] + b"KTWX" + data[place + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
 
 
-def test_a_first_chunk_of_an_unknown_site_misses_its_geolocation_and_the_next_chunk_has_it(
+def test_the_first_chunk_of_an_unknown_site_has_no_geolocation_but_the_next_chunk_has_one(
     samples: Mapping[str, bytes],
 ) -> None:
     (first_key, first), (key, content), *_ = samples.items()

@@ -1,4 +1,4 @@
-"""The NEXRAD Level II reader: real volumes, the key, position, ends and cuts, hostile bytes."""
+"""The NEXRAD Level II reader: real volumes, keys, positions, ends, truncated and hostile objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from kfm_dagster_tests.readers.nexrad_bytes import (
     refusal,
     unpack,
 )
-from kfm_dagster_tests.readers.reading import CUT, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.reading import TRUNCATION_CODES, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, real_objects
 
 outcome = partial(reading.outcome, read)
@@ -55,17 +55,19 @@ outcome = partial(reading.outcome, read)
 # --- real volumes
 
 
-def test_real_volumes_carry_position_pattern_and_status(shared_data: Path, reference: Mapping[str, Any]) -> None:
+def test_real_volumes_have_position_coverage_pattern_and_status(
+    shared_data: Path, reference: Mapping[str, Any]
+) -> None:
     volumes = real_objects(shared_data, reference, "nexrad-l2")
     by_name = {Path(real.path).name: real.read(BytesSource(real.content)).properties for real in volumes}
     old, older = by_name["KABR20050101_000745.gz"], by_name["KTLX19910605_162126.gz"]
-    # Their message 5 is zero or absent; the radials name the pattern.
+    # In both old volumes message 5 is zero or absent, so the radials name the pattern.
     assert (old["nexrad:vcp"], older["nexrad:vcp"]) == (32, 21)
     assert old["nexrad:position-source"] == older["nexrad:position-source"] == "site table"
     assert old["nexrad:operability-status"] == "maintenance action required"
-    # Adaptation data before 2008 have another layout, and their pattern may be zero.
+    # Adaptation data before 2008 have another layout, and the pattern in them can be zero.
     assert not {"nexrad:frequency-mhz", "nexrad:elevations"} & (old.keys() | older.keys())
-    # Determined once by another program; all volumes of a site state the same frequency.
+    # Frequencies determined once by another program; all volumes of a site state the same frequency.
     frequencies = {"KCRP": 2810, "KDMX": 2720, "KLBB": 2850, "KLOT": 2895, "KTLX": 2910, "Leve": 2890}
     stated = {
         name[:4]: item["nexrad:frequency-mhz"] for name, item in by_name.items() if "nexrad:frequency-mhz" in item
@@ -161,7 +163,7 @@ HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_9
 
 
 @pytest.mark.clause("OPR-25", "OPR-26")
-def test_range_pattern_cuts_and_version_are_checked_by_the_radar_s_kind() -> None:
+def test_range_pattern_elevation_cuts_and_version_are_checked_for_the_kind_of_radar() -> None:
     for radar, old, new, expected in (
         # The range: by the volume's gates, else by the kind of radar; never more than 460 km.
         (KICT, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
@@ -197,7 +199,7 @@ def test_range_pattern_cuts_and_version_are_checked_by_the_radar_s_kind() -> Non
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gzip", "none"])
-def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes, uncompressed: bytes) -> None:
+def test_gzipped_and_unpacked_volumes_have_the_same_values(pack: Any, volume: bytes, uncompressed: bytes) -> None:
     expected = dict(read(volume).properties)
     for content in (volume, uncompressed):
         header = read(pack(content))
@@ -209,7 +211,7 @@ def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes
 
 
 @pytest.mark.clause("OPR-06", "OPR-15")
-def test_key_header_and_first_radial_must_agree() -> None:
+def test_key_header_and_first_radial_must_agree_on_the_time() -> None:
     at = START.replace(microsecond=0)
     for header_after, radial_after, start_after in (
         # KABR, 2005-01-01: the radial precedes the header by 11.5 s and the key follows the header.
@@ -244,7 +246,7 @@ def test_a_key_of_another_site_is_a_platform_mismatch(volume: bytes) -> None:
 # --- position and coverage
 
 
-def test_a_volume_without_position_takes_it_from_the_site_table() -> None:
+def test_a_volume_without_a_position_gets_that_of_the_site_table() -> None:
     site = sites()[SITE]
     for icao in (b"    ", b"\0\0\0\0", SITE.encode()):
         content = header(magic=b"ARCHIVE2.", icao=icao) + message_1(START)
@@ -278,7 +280,7 @@ def test_an_impossible_position_is_not_published(uncompressed: bytes) -> None:
             assert read(content).properties["nexrad:position-source"] == expected
 
 
-def test_a_position_far_from_the_sites_is_refused(uncompressed: bytes) -> None:
+def test_a_position_far_from_the_radar_s_site_is_refused(uncompressed: bytes) -> None:
     site = sites()[SITE]
     for metres, refused in ((100, False), (POSITION_TOLERANCE_M - 50, False), (POSITION_TOLERANCE_M + 50, True)):
         longitude, latitude, _ = Geod(ellps="WGS84").fwd(site.longitude, site.latitude, 45, metres)
@@ -339,13 +341,13 @@ def test_a_last_radial_of_another_radar_is_a_platform_mismatch(uncompressed: byt
 
 
 @pytest.mark.clause("OPR-16")
-def test_if_neither_end_has_velocity_only_the_first_radial_s_moments_are_listed(
+def test_if_neither_end_of_a_volume_has_velocity_only_the_first_radial_s_moments_are_listed(
     volume: bytes, uncompressed: bytes
 ) -> None:
-    # Three radials of each cut: surveillance and Doppler in the first record, only surveillance in the last.
+    # Three radials of each elevation cut: surveillance and Doppler in the first record, only surveillance in the last.
     first, third, fourth = (ends_of(uncompressed)[index] - 28 for index in (0, 6, 9))
-    cut = volume[: next(record_ends(volume))] + ldm(uncompressed[first:third]) + ldm(uncompressed[third:fourth])
-    stored = read(cut)
+    short = volume[: next(record_ends(volume))] + ldm(uncompressed[first:third]) + ldm(uncompressed[third:fourth])
+    stored = read(short)
     assert "nexrad:moments" not in stored.properties
     assert stored.properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
     assert stored.properties["nexrad:elevations"] == [0.483, 0.879]
@@ -353,11 +355,11 @@ def test_if_neither_end_has_velocity_only_the_first_radial_s_moments_are_listed(
     assert read(gzip.compress(uncompressed[:fourth])).properties["nexrad:moments"] == list(MOMENTS)
 
 
-# --- cut objects
+# --- truncated objects
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_volume_of_type_1_cut_between_radials_is_suspect_and_within_a_radial_refused(
+def test_a_volume_of_type_1_is_suspect_if_truncated_between_radials_and_refused_if_within_one(
     shared_data: Path, reference: Mapping[str, Any]
 ) -> None:
     volumes = real_objects(shared_data, reference, "nexrad-l2")
@@ -369,28 +371,28 @@ def test_a_volume_of_type_1_cut_between_radials_is_suspect_and_within_a_radial_r
         for end in range(len(plain) // 5 // 2432 * 2432 + 24, len(plain), 2432 * 1191):
             assert is_unchecked(outcome(plain[:end], key)), (path, end)
             assert is_unchecked(outcome(gzip.compress(plain[:end], 1), key)), (path, end)
-            assert outcome(plain[: end + 1], key) in CUT, (path, end)
+            assert outcome(plain[: end + 1], key) in TRUNCATION_CODES, (path, end)
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_sample_cut_at_any_byte_is_never_ok(volume: bytes, uncompressed: bytes) -> None:
+def test_a_sample_truncated_at_any_byte_is_refused_or_unchecked(volume: bytes, uncompressed: bytes) -> None:
     metadata_end, *ends, whole = record_ends(volume)
     near = {end + away for end in (metadata_end, *ends, whole) for away in range(-9, 10)}
     for end in sorted({*range(0, whole, 11), *near} & {*range(whole)}):
         result = outcome(volume[:end])
-        assert is_unchecked(result) if end in ends else result in CUT, end
+        assert is_unchecked(result) if end in ends else result in TRUNCATION_CODES, end
     assert read(volume[:whole]).findings == ()
-    assert refusal(volume[:metadata_end]) in CUT
-    # Cut before it was gzipped.
+    assert refusal(volume[:metadata_end]) in TRUNCATION_CODES
+    # Truncated before it was gzipped.
     for end in ends:
         assert is_unchecked(outcome(gzip.compress(volume[:end]))), end
         for around in (end - 1, end + 5):
-            assert outcome(gzip.compress(volume[:around])) in CUT, around
-    # A volume without packed records is suspect if cut before a radial, and refused if cut elsewhere.
+            assert outcome(gzip.compress(volume[:around])) in TRUNCATION_CODES, around
+    # A volume without packed records is suspect if truncated before a radial, and refused if truncated elsewhere.
     for end in [place - 28 for place in ends_of(uncompressed)][1:]:
         assert is_unchecked(outcome(uncompressed[:end])), end
         for around in (end - 1, end + 1, end + 27, end + 29):
-            assert outcome(uncompressed[:around]) in CUT, around
+            assert outcome(uncompressed[:around]) in TRUNCATION_CODES, around
 
 
 @pytest.mark.clause("OPR-15", "OPR-20")
@@ -465,18 +467,18 @@ def test_the_search_for_the_last_radial_is_bounded(uncompressed: bytes, monkeypa
         assert isinstance(outcome(uncompressed), HeaderMetadata) is (starts > 0)
 
 
-def test_a_cut_last_record_with_a_matching_size_is_refused(volume: bytes) -> None:
+def test_a_truncated_last_record_with_a_matching_size_is_refused(volume: bytes) -> None:
     *_, start, end = record_ends(volume)
     for length in range(10, end - start - 4, 25):
         content = volume[:start] + struct.pack(">i", -length) + volume[start + 4 : start + 4 + length]
-        assert outcome(content) in CUT, length
+        assert outcome(content) in TRUNCATION_CODES, length
 
 
 # --- hostile bytes
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_cut_record_is_refused_although_its_first_radial_is_complete() -> None:
+def test_a_truncated_record_is_refused_although_its_first_radial_is_complete() -> None:
     # Frames of type 0 that do not compress, so that the first of several blocks has the first radial.
     noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(170))
     content = header() + ldm(message_1(START) + noise, level=1)
@@ -493,7 +495,7 @@ def test_a_cut_record_is_refused_although_its_first_radial_is_complete() -> None
     ],
     ids=["cuts", "blocks"],
 )
-def test_a_count_beyond_the_format_is_not_followed(
+def test_a_count_beyond_the_format_s_maximum_is_limited(
     marker: bytes, offset: int, claimed: int, uncompressed: bytes
 ) -> None:
     place = uncompressed.index(marker) + offset
@@ -552,7 +554,7 @@ def test_an_elevation_below_the_horizon_is_negative(uncompressed: bytes) -> None
         assert degrees in read(content).properties["nexrad:elevations"]
 
 
-def test_a_frequency_out_of_band_is_none(uncompressed: bytes) -> None:
+def test_a_frequency_out_of_band_is_omitted(uncompressed: bytes) -> None:
     place = uncompressed.index(struct.pack(">i", FREQUENCY_MHZ))
     for stated, expected in {2700: 2700, 3000: 3000, 2699: None, 3001: None, 0: None, -1: None}.items():
         content = uncompressed[:place] + struct.pack(">i", stated) + uncompressed[place + 4 :]

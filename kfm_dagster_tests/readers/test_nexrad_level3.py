@@ -1,4 +1,4 @@
-"""The NEXRAD Level III reader: real objects, cuts, samples, keys, hostile bytes."""
+"""The NEXRAD Level III reader: real and truncated objects, samples, keys, hostile bytes."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds
 from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES
 from kfm_dagster.readers.nexrad_radar import TDWR, site_named, sites
-from kfm_dagster_tests.readers.reading import CUT, Reading, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.reading import TRUNCATION_CODES, Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, real_objects
 
 START = datetime(2024, 5, 6, 21, 14, 3, tzinfo=UTC)
 READING = Reading("nexrad-l3")
 read, outcome, refusal = READING.read, READING.outcome, READING.refusal
 WGS84 = Geod(ellps="WGS84")
-FIRST, LAST = 30, 120
-"""Bytes of a heading in Unidata's objects, and of a message before its blocks."""
+HEAD, BEFORE_BLOCKS = 30, 120
+"""Lengths in bytes: of the heading of Unidata's objects, and of a message's part before its blocks."""
 
 
 def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:
     return make_nexrad_level3(site=site or ("TMCI" if product == "TZ0" else "KICT"), product=product, start=START)
 
 
-def patched(content: bytes, place: int, layout: str, *values: int) -> bytes:
+def patched(content: bytes, offset: int, layout: str, *values: int) -> bytes:
     """Return the content with other values at an offset of the message."""
     packed = struct.pack(">" + layout, *values)
-    return content[: FIRST + place] + packed + content[FIRST + place + len(packed) :]
+    return content[: HEAD + offset] + packed + content[HEAD + offset + len(packed) :]
 
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180), radius_m=st.floats(1_000, 460_000))
-def test_the_box_of_a_disc_is_the_circle_s_box(latitude: float, longitude: float, radius_m: float) -> None:
+def test_the_box_of_a_disc_is_the_box_of_its_circle(latitude: float, longitude: float, radius_m: float) -> None:
     centre = [np.full(1440, value) for value in (longitude, latitude)]
     east, north, _ = WGS84.fwd(*centre, np.arange(1440) / 4, np.full(1440, radius_m))
     away = (east - longitude + 180) % 360 - 180
@@ -55,8 +55,8 @@ def test_the_box_of_a_disc_is_the_circle_s_box(latitude: float, longitude: float
     geometry = disc(latitude, longitude, radius_m)
     box, covered = bounding_box(geometry), shape(geometry)
     # Near a pole a degree of longitude is short.
-    within = 1e-4 if abs(latitude) <= 80 else 1e-2
-    assert max(abs((side - limit + 180) % 360 - 180) for side, limit in zip(box, expected, strict=True)) < within
+    tolerance = 1e-4 if abs(latitude) <= 80 else 1e-2
+    assert max(abs((side - limit + 180) % 360 - 180) for side, limit in zip(box, expected, strict=True)) < tolerance
     parts = getattr(covered, "geoms", [covered])
     assert covered.is_valid
     assert all(part.exterior.is_ccw for part in parts)
@@ -68,7 +68,7 @@ def test_the_box_of_a_disc_is_the_circle_s_box(latitude: float, longitude: float
 # --- real objects
 
 
-def test_real_objects_have_the_radar_and_the_product(shared_data: Path, reference: Mapping[str, Any]) -> None:
+def test_the_radar_and_the_product_of_real_objects_are_read(shared_data: Path, reference: Mapping[str, Any]) -> None:
     objects = real_objects(shared_data, reference, "nexrad-l3")
     by_name = {item.key[:7]: read(item.key, item.content).properties for item in objects}
     compressions = {name: (item.get("nexrad:mnemonic"), item["nexrad:compression"]) for name, item in by_name.items()}
@@ -83,15 +83,15 @@ def test_real_objects_have_the_radar_and_the_product(shared_data: Path, referenc
     assert by_name["TLX_NVW"]["nexrad:blocks"] == ["symbology", "tabular"]
 
 
-# --- cuts
+# --- truncated objects
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
-def test_a_status_message_or_text_cut_anywhere_is_not_ok() -> None:
-    for key, content in ((STATUS_KEY, STATUS), (TEXT_KEY, envelope(TEXT))):
-        for place in range(len(content)):
-            result = outcome(key, content[:place])
-            assert is_unchecked(result) or result in CUT, (place, result)
+def test_a_status_message_or_text_truncated_at_any_byte_is_refused_or_unchecked() -> None:
+    for key, content in ((STATUS_KEY, STATUS), (TEXT_KEY, as_transmitted(TEXT))):
+        for length in range(len(content)):
+            result = outcome(key, content[:length])
+            assert is_unchecked(result) or result in TRUNCATION_CODES, (length, result)
 
 
 # --- properties
@@ -130,7 +130,7 @@ def test_a_sample_has_the_properties_it_was_created_with() -> None:
 
 
 @pytest.mark.clause("OPR-28")
-def test_a_product_with_values_has_their_unit_and_classes() -> None:
+def test_a_product_has_the_unit_and_the_classes_of_its_values() -> None:
     key, content = sample()
     for code, unit in ((99, "m s-1"), (170, "0.01 in"), (165, "1"), (177, "1"), (62, None)):
         bands = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
@@ -145,18 +145,18 @@ DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
 
 
 @pytest.mark.clause("OPR-24")
-def test_an_accumulation_holds_for_its_window() -> None:
+def test_the_times_of_an_accumulation_are_those_of_its_window() -> None:
     noon = START.replace(hour=12, minute=0, second=0)
     for code, parameters, minutes in (
-        # Windows by beginning and end, by an end and the product's period, and by an end and a length.
+        # A window is given by its start and end, by its end and the product's period, or by its end and length.
         (80, {5: DAY - 1, 6: NOON, 7: DAY, 8: NOON}, 1440), (172, {1: DAY, 2: NOON - 5, 5: DAY, 6: NOON}, 5),
         (31, {5: DAY, 6: 0, 7: DAY, 8: NOON}, NOON), (144, {5: DAY, 6: NOON - 60, 7: DAY, 8: NOON}, 60),
         (78, {7: DAY, 8: NOON}, 60), (79, {7: DAY, 8: NOON}, 180), (81, {7: DAY, 8: NOON}, 60),
         (169, {5: DAY, 6: NOON}, 60), (170, {5: DAY, 6: NOON}, 60), (174, {5: DAY, 6: NOON}, 60),
         (173, {1: NOON, 2: 150, 5: DAY, 6: NOON - 150}, 150), (173, {1: NOON, 2: 0, 5: DAY}, None),
-        # A rate has the beginning of its rain, and the time of its volume.
+        # A rain-rate product states when the rain began; its time is that of its volume.
         (176, {1: DAY, 2: NOON}, None),
-        # Without rain there is no window: dates of zero, impossible minutes, and an end before the beginning.
+        # If no rain fell, there is no window: dates of zero, impossible minutes, or an end before the start.
         (80, {5: 0, 6: 0, 7: 0, 8: 0}, None), (80, {5: DAY, 6: 1441, 7: DAY, 8: -1}, None),
         (80, {5: DAY, 6: NOON, 7: DAY - 1, 8: NOON}, None),
     ):  # fmt: skip
@@ -186,7 +186,7 @@ def test_an_elevation_is_read_only_if_the_product_has_one_and_an_antenna_can_rea
         assert read(key, patched(content, 56, "hh", number, tenths)).properties.get("nexrad:elevation") == expected
 
 
-def test_an_unknown_product_is_a_point_without_a_name() -> None:
+def test_an_unknown_product_has_no_name_and_a_point_as_geometry() -> None:
     key, content = sample("NVW")
     metadata = read(key, patched(patched(content, 0, "h", 299), 30, "h", 299))
     assert metadata.properties["nexrad:product-code"] == 299
@@ -201,7 +201,7 @@ STATUS = b"NXUS63 KICT 062114\r\r\nGSMICT\r\r\n" + struct.pack(
 
 
 @pytest.mark.clause("OPR-06")
-def test_a_status_message_has_its_radar_s_position_and_its_header_s_time() -> None:
+def test_a_status_message_has_the_position_of_its_radar_and_the_time_of_its_header() -> None:
     metadata = read(STATUS_KEY, STATUS)
     site = sites()["KICT"]
     assert metadata.start == START
@@ -213,8 +213,8 @@ def test_a_status_message_has_its_radar_s_position_and_its_header_s_time() -> No
     assert modes == ["maintenance", "clear air", "precipitation", None]
     assert metadata.properties["nexrad:vcp"] == 32
     assert not {"nexrad:volume-number", "nexrad:blocks"} & metadata.properties.keys()
-    of_zzz = refusal(STATUS_KEY.replace("ICT", "ZZZ"), STATUS.replace(b"ICT", b"ZZZ"))
-    assert of_zzz is MetadataIssue.MISSING_GEOLOCATION
+    unknown_site = refusal(STATUS_KEY.replace("ICT", "ZZZ"), STATUS.replace(b"ICT", b"ZZZ"))
+    assert unknown_site is MetadataIssue.MISSING_GEOLOCATION
     assert refusal(STATUS_KEY, patched(STATUS, 2, "Hi", 0, 0)) is MetadataIssue.INVALID_TIME_RANGE
     assert refusal(STATUS_KEY, patched(STATUS, 20, "h", 81)) is MetadataIssue.UNREADABLE_FORMAT
 
@@ -225,20 +225,20 @@ TEXT = (
 )
 
 
-def envelope(content: bytes, number: bytes = b"813 ") -> bytes:
-    """Return an object within its transmission, as Unidata receives it."""
+def as_transmitted(content: bytes, number: bytes = b"813 ") -> bytes:
+    """Return the object with the start and end bytes of its transmission, as Unidata receives it."""
     return b"\x01\r\r\n" + number + b"\r\r\n" + content + b"\r\r\n\x03"
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
-    metadata = read(TEXT_KEY, envelope(TEXT))
+def test_a_plain_text_is_complete_only_if_it_ends_with_its_transmission_or_page() -> None:
+    metadata = read(TEXT_KEY, as_transmitted(TEXT))
     assert (metadata.start, metadata.findings) == (START.replace(second=0), ())
     assert (metadata.properties["nexrad:product-code"], metadata.geometry["type"]) == (75, "Point")
     assert is_unchecked(outcome(TEXT_KEY, TEXT))
-    # The flag of a page's end also ends a text, with or without its transmission.
+    # The flag of a page's end also completes a text, with or without the bytes of a transmission.
     ended = TEXT + b"\xff\xff\n\0"
-    assert read(TEXT_KEY, ended) == read(TEXT_KEY, envelope(ended)) == metadata
+    assert read(TEXT_KEY, ended) == read(TEXT_KEY, as_transmitted(ended)) == metadata
     assert {outcome(TEXT_KEY, ended[:end]) for end in (-1, -2, -3)} == {MetadataIssue.UNREADABLE_FORMAT}
     assert refusal(TEXT_KEY, TEXT[:30] + ended[-4:]) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(TEXT_KEY, TEXT + b"\xff") is MetadataIssue.UNREADABLE_FORMAT
@@ -246,7 +246,7 @@ def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
     assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062460")) is MetadataIssue.INVALID_TIME_RANGE
 
 
-def test_the_day_of_a_heading_is_in_the_nearest_month() -> None:
+def test_the_day_of_a_heading_is_in_the_month_that_is_nearest_to_the_key() -> None:
     for heading, key, start in (
         (b"312359", "2024_01_01_00_00_30", "2023-12-31T23:59:00Z"),
         (b"010000", "2023_12_31_23_59_30", "2024-01-01T00:00:00Z"),
@@ -257,36 +257,36 @@ def test_the_day_of_a_heading_is_in_the_nearest_month() -> None:
         assert read(f"ICT_FTM_{key}", TEXT.replace(b"062114", heading)).start == datetime.fromisoformat(start)
 
 
-def test_an_object_in_its_transmission_has_the_same_metadata() -> None:
+def test_an_object_has_the_same_metadata_with_the_bytes_of_its_transmission() -> None:
     for product in PRODUCTS:
         key, content = sample(product)
         expected = read(key, content)
-        assert read(key, envelope(content)) == expected
-        assert read(key, envelope(content, b"00813")) == expected
-        assert refusal(key, envelope(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+        assert read(key, as_transmitted(content)) == expected
+        assert read(key, as_transmitted(content, b"00813")) == expected
+        assert refusal(key, as_transmitted(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
         assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
-        metadata = read(key, envelope(framed(content)))
+        metadata = read(key, as_transmitted(framed(content)))
         assert metadata.properties == {**expected.properties, "nexrad:compression": "zlib"}
         # The last frame may be uncompressed, and without a control block.
         assert read(key, framed(content, control=b"", plain=1)).properties == metadata.properties
 
 
 def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: int = 0) -> bytes:
-    """Return the object with its message in NOAAPort's frames, the last `plain` uncompressed."""
+    """Return the object with its message in NOAAPort's frames; the last `plain` frames are uncompressed."""
     sent = control + content
     frames = [sent[start : start + FRAME_BYTES] for start in range(0, len(sent), FRAME_BYTES)]
     packed = [zlib.compress(frame, 9) for frame in frames[: len(frames) - plain]]
     if plain and len(frames) == plain:
         # A single frame is recognised only if part of it is compressed.
         packed, frames = [zlib.compress(sent[:99], 9)], [sent[99:]]
-    return content[:FIRST] + b"".join(packed) + b"".join(frames[len(frames) - plain :])
+    return content[:HEAD] + b"".join(packed) + b"".join(frames[len(frames) - plain :])
 
 
 # --- agreement with the key
 
 
 @pytest.mark.clause("OPR-06")
-def test_the_key_s_time_is_between_the_scan_s_start_and_the_product_s_generation() -> None:
+def test_the_time_of_the_key_must_be_between_the_start_of_the_scan_and_the_product_s_generation() -> None:
     own_key, content = sample()
     for seconds, agrees in {0: True, -60: True, -61: False, 105: True, 106: False, 86_400: False}.items():
         key = f"ICT_N0B_{START + timedelta(seconds=seconds):%Y_%m_%d_%H_%M_%S}"
@@ -301,15 +301,15 @@ def test_the_key_s_time_is_between_the_scan_s_start_and_the_product_s_generation
 
 
 @pytest.mark.clause("OPR-26")
-def test_header_and_description_agree_and_codes_are_in_their_tables() -> None:
+def test_header_and_product_description_must_agree_and_the_coverage_pattern_must_fit_the_radar() -> None:
     key, content = sample()
     for place, layout, value, expected in (
-        # Product, day and second of the header.
+        # Another product, day or second in the header.
         (0, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
         (2, "H", 30_000, MetadataIssue.TIME_MISMATCH),
         (4, "i", (21 * 60 + 14) * 60 + 48 + 3600, None),
         (4, "i", (21 * 60 + 14) * 60 + 48 + 3601, MetadataIssue.TIME_MISMATCH),
-        # Product and generation of the description.
+        # Another product or generation time in the description.
         (30, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
         (46, "H", 30_000, MetadataIssue.TIME_MISMATCH),
         # The coverage pattern must be of the radar's kind.
@@ -325,7 +325,7 @@ def test_header_and_description_agree_and_codes_are_in_their_tables() -> None:
 
 
 @pytest.mark.clause("OPR-25")
-def test_a_tdwr_has_its_own_patterns_and_status() -> None:
+def test_a_tdwr_has_coverage_patterns_and_status_messages_of_its_own() -> None:
     status = patched(STATUS.replace(b"ICT", b"MCI"), 26, "h", 80)
     metadata = read(STATUS_KEY.replace("ICT", "MCI"), status)
     assert (metadata.properties["platform"], metadata.properties["nexrad:site"], metadata.findings) == (
@@ -344,7 +344,7 @@ def test_a_key_of_another_site_or_product_is_a_platform_mismatch() -> None:
         assert refusal(key, sample()[1]) is MetadataIssue.PLATFORM_MISMATCH
 
 
-def test_a_position_that_is_not_the_sites_is_not_published() -> None:
+def test_a_position_that_differs_from_the_radar_s_site_is_not_published() -> None:
     key, content = sample()
     for latitude, longitude, expected in (
         (0, 0, "site table"),
@@ -359,7 +359,7 @@ def test_a_position_that_is_not_the_sites_is_not_published() -> None:
             assert read(key, changed).properties["nexrad:position-source"] == expected
 
 
-def test_a_site_identifier_names_one_radar_and_ranges_are_those_of_the_format() -> None:
+def test_a_site_identifier_names_one_radar_and_products_have_only_ranges_of_the_format() -> None:
     names = [*sites()]
     assert len({name[1:] for name in names}) == len(names)
     assert sum(site.kind is TDWR for site in sites().values()) == 47
@@ -373,21 +373,21 @@ def test_a_site_identifier_names_one_radar_and_ranges_are_those_of_the_format() 
 
 
 def bomb(size: int) -> bytes:
-    """Return a product with `size` as its unpacked size, which unpacks to 20 million bytes."""
+    """Return a product that states `size` as its unpacked size, but unpacks to 20 million bytes."""
     packed = bz2.compress(bytes(20_000_000))
-    content = patched(sample()[1][: FIRST + LAST], 102, "I", size) + packed
-    return patched(content, 8, "i", LAST + len(packed))
+    content = patched(sample()[1][: HEAD + BEFORE_BLOCKS], 102, "I", size) + packed
+    return patched(content, 8, "i", BEFORE_BLOCKS + len(packed))
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_bomb_is_refused_within_bounded_memory() -> None:
+def test_a_compression_bomb_is_refused_within_bounded_memory() -> None:
     key, content = sample()
     bombs = {
         "bzip2": (bomb(1000), MetadataIssue.UNREADABLE_FORMAT),
         "large bzip2": (bomb(MAX_UNPACKED_BYTES), MetadataIssue.UNREADABLE_FORMAT),
-        "a claim of 4 GiB": (bomb(2**32 - 1), MetadataIssue.RESOURCE_LIMIT),
-        "zlib": (content[:FIRST] + zlib.compress(bytes(20_000_000)), MetadataIssue.TRUNCATED_OBJECT),
-        "zlib frames": (content[:FIRST] + zlib.compress(bytes(FRAME_BYTES)) * MAX_FRAMES, MetadataIssue.RESOURCE_LIMIT),
+        "a stated size of 4 GiB": (bomb(2**32 - 1), MetadataIssue.RESOURCE_LIMIT),
+        "zlib": (content[:HEAD] + zlib.compress(bytes(20_000_000)), MetadataIssue.TRUNCATED_OBJECT),
+        "zlib frames": (content[:HEAD] + zlib.compress(bytes(FRAME_BYTES)) * MAX_FRAMES, MetadataIssue.RESOURCE_LIMIT),
         "a large object": (content + bytes(MAX_OBJECT_BYTES), MetadataIssue.RESOURCE_LIMIT),
     }
     for name, (hostile, expected) in bombs.items():
@@ -395,12 +395,12 @@ def test_a_bomb_is_refused_within_bounded_memory() -> None:
             assert refusal(key, hostile) is expected, name
 
 
-def test_an_object_larger_than_the_first_request_takes_a_second_one() -> None:
+def test_an_object_larger_than_the_first_request_needs_a_second_request() -> None:
     key, content = sample("NVW")
     # A tabular block of exactly its stated length.
     pad = bytes(FIRST_BYTES)
-    length = len(content) - FIRST + len(pad)
-    start = content.rindex(struct.pack(">hh", -1, 3)) - FIRST
+    length = len(content) - HEAD + len(pad)
+    start = content.rindex(struct.pack(">hh", -1, 3)) - HEAD
     block = length - start
     large = patched(patched(content + pad, 8, "i", length), start + 4, "I", block)
     source = CountingSource(large)
@@ -411,17 +411,17 @@ def test_an_object_larger_than_the_first_request_takes_a_second_one() -> None:
 @pytest.mark.clause("OPR-07")
 def test_hostile_bytes_have_an_issue_code() -> None:
     plain, packed = sample("NST")[1], sample("N0B")[1]
-    transmitted = plain[:FIRST] + framed(plain.replace(b"NSTICT", b"NSTTWX", 1))[FIRST:]
-    turned = patched(packed, 200, "B", packed[FIRST + 200] ^ 1)
-    longer = patched(packed + b"\0\0", 8, "i", len(packed) - FIRST + 2)
+    transmitted = plain[:HEAD] + framed(plain.replace(b"NSTICT", b"NSTTWX", 1))[HEAD:]
+    turned = patched(packed, 200, "B", packed[HEAD + 200] ^ 1)
+    longer = patched(packed + b"\0\0", 8, "i", len(packed) - HEAD + 2)
     hostile: dict[str, tuple[str, bytes, MetadataIssue | None]] = {
-        # None: read, with unchecked completeness.
+        # None: the object is read, but its completeness is unchecked.
         "empty": ("NST", b"", MetadataIssue.UNREADABLE_FORMAT),
         "another format": ("NST", b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
-        "no message": ("NST", plain[:FIRST], MetadataIssue.TRUNCATED_OBJECT),
-        "a length of nothing": ("NST", patched(plain, 8, "i", 0), MetadataIssue.UNREADABLE_FORMAT),
+        "no message": ("NST", plain[:HEAD], MetadataIssue.TRUNCATED_OBJECT),
+        "length 0": ("NST", patched(plain, 8, "i", 0), MetadataIssue.UNREADABLE_FORMAT),
         "a negative length": ("NST", patched(plain, 8, "i", -1), MetadataIssue.UNREADABLE_FORMAT),
-        "a length without description": ("NST", patched(plain, 8, "i", 119), MetadataIssue.UNREADABLE_FORMAT),
+        "a length before the description's end": ("NST", patched(plain, 8, "i", 119), MetadataIssue.UNREADABLE_FORMAT),
         "a length of 2 GiB": ("NST", patched(plain, 8, "i", 2**31 - 1), MetadataIssue.TRUNCATED_OBJECT),
         "no divider": ("NST", patched(plain, 18, "h", 0), MetadataIssue.UNREADABLE_FORMAT),
         "day 0": ("NST", patched(plain, 40, "H", 0), MetadataIssue.INVALID_TIME_RANGE),
@@ -429,16 +429,16 @@ def test_hostile_bytes_have_an_issue_code() -> None:
         "a negative second": ("NST", patched(plain, 48, "i", -1), MetadataIssue.INVALID_TIME_RANGE),
         "an offset past the end": ("NST", patched(plain, 108, "I", 2**32 - 1), MetadataIssue.TRUNCATED_OBJECT),
         "a block past the end": ("NST", patched(plain, 124, "I", 2**32 - 1), MetadataIssue.TRUNCATED_OBJECT),
-        "no block at its offset": ("NST", patched(plain, 108, "I", 61), None),
-        "a block less": ("NST", patched(plain, 116, "I", 0), None),
-        "bytes behind the message": ("NST", plain + b"\0", None),
-        "bzip2 that is none": ("NST", patched(plain, 120, "3B", *b"BZh"), MetadataIssue.UNREADABLE_FORMAT),
-        "bzip2 under another method": ("N0B", patched(packed, 100, "h", 2), MetadataIssue.UNREADABLE_FORMAT),
-        "bzip2 of another size": ("N0B", patched(packed, 104, "H", 1), MetadataIssue.UNREADABLE_FORMAT),
-        "bzip2 with a bit turned": ("N0B", turned, MetadataIssue.UNREADABLE_FORMAT),
-        "bzip2 and more": ("N0B", longer, MetadataIssue.UNREADABLE_FORMAT),
-        "zlib that is none": ("NST", plain[:FIRST] + b"\x78" + plain[FIRST:], MetadataIssue.UNREADABLE_FORMAT),
-        "another heading within the frames": ("NST", transmitted, MetadataIssue.UNREADABLE_FORMAT),
+        "an offset without a block": ("NST", patched(plain, 108, "I", 61), None),
+        "a missing offset of a block": ("NST", patched(plain, 116, "I", 0), None),
+        "a byte after the message": ("NST", plain + b"\0", None),
+        "only a bzip2 signature": ("NST", patched(plain, 120, "3B", *b"BZh"), MetadataIssue.UNREADABLE_FORMAT),
+        "bzip2 declared as another method": ("N0B", patched(packed, 100, "h", 2), MetadataIssue.UNREADABLE_FORMAT),
+        "bzip2 of another unpacked size": ("N0B", patched(packed, 104, "H", 1), MetadataIssue.UNREADABLE_FORMAT),
+        "bzip2 with a flipped bit": ("N0B", turned, MetadataIssue.UNREADABLE_FORMAT),
+        "bytes after the bzip2 data": ("N0B", longer, MetadataIssue.UNREADABLE_FORMAT),
+        "only a zlib signature": ("NST", plain[:HEAD] + b"\x78" + plain[HEAD:], MetadataIssue.UNREADABLE_FORMAT),
+        "another heading in the frames": ("NST", transmitted, MetadataIssue.UNREADABLE_FORMAT),
     }
     for name, (product, content, expected) in hostile.items():
         result = outcome(sample(product)[0], content)

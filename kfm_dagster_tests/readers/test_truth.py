@@ -50,7 +50,7 @@ def test_a_value_is_equal_within_its_tolerance() -> None:
             assert compared.difference == pytest.approx(difference)
 
 
-def test_every_path_of_the_reference_is_compared_or_has_a_reason(shared_data: Path, reference: dict[str, Any]) -> None:
+def test_every_path_of_the_reference_is_compared_or_explained(shared_data: Path, reference: dict[str, Any]) -> None:
     objects = list(real_objects(shared_data, reference))
     assert {real.family for real in objects} == set(FAMILIES)
     assert len(objects) >= 152
@@ -63,7 +63,7 @@ def test_every_path_of_the_reference_is_compared_or_has_a_reason(shared_data: Pa
 @pytest.mark.parametrize(
     ("families", "objects", "fields", "requests"),
     [
-        # The minimum of objects and of fields of each, and the maximum of requests for an object.
+        # The minimum number of objects, and for each object the minimum of fields and the maximum of requests.
         ("goes-abi-l1b goes-abi-l2", 16, 40, 6), ("goes-glm", 9, 40, 9), ("aqm gefs gfs nam nbm ndfd rap", 16, 1, 999),
         ("gfs-wave hrrr-subh rotated-ll rrfs rtma", 7, 38, 99), ("cfs gfs-sflux", 2, 42, 2),
         ("hrrr", 4, 1, 999), ("mrms", 5, 1, 2), ("oisst", 1, 60, 1), ("isd", 2, 20, 99),
@@ -98,7 +98,7 @@ def figures_of(outcomes: list[Outcome]) -> str:
 
 
 @pytest.mark.clause("OPR-06", "OPR-13", "OPR-14")
-def test_every_real_object_has_a_listed_key_its_contract_s_required_properties_and_its_key_s_values(
+def test_real_objects_are_below_the_listed_prefixes_have_required_properties_and_agree_with_their_keys(
     shared_data: Path, reference: dict[str, Any]
 ) -> None:
     for real in real_objects(shared_data, reference):
@@ -117,7 +117,7 @@ def test_every_real_object_has_a_listed_key_its_contract_s_required_properties_a
             assert value is None or value == real.groups[name], real.path
 
 
-def test_a_difference_is_named(shared_data: Path, reference: dict[str, Any]) -> None:
+def test_a_comparison_names_the_fields_that_differ(shared_data: Path, reference: dict[str, Any]) -> None:
     [real] = real_objects(shared_data, reference, "oisst")
     expected = real.expected
     for changed, named in (
@@ -131,7 +131,7 @@ def test_a_difference_is_named(shared_data: Path, reference: dict[str, Any]) -> 
         ("files/else", "files/ has no key, and its family has no comparison"),
         ("files/rtofs/wa_RTOFS_global.nc", "an extract in NetCDF-3; the bucket's objects are NetCDF-4"),
         ("objects/noaa-gfs-bdp-pds/else", "its key is FOREIGN by the contracts of its bucket"),
-        # A key of a contract without a comparison: no reason, so the test of all paths fails.
+        # A contract's key without a comparison has no reason, so the test of all paths would fail.
         (f"objects/noaa-hrrr-bdp-pds/{HRRR_KEY}", None),
     ):
         assert why_not_compared(path, {"family": "else"}) == reason

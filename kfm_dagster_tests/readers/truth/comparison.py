@@ -43,7 +43,7 @@ class CountingSource(BytesSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A value and the independent reader's: equal, or at most `within` apart if that is set."""
+    """A value of our reader and one of the independent reader: equal or, if `within` is set, at most that far apart."""
 
     name: str
     actual: Any

@@ -114,7 +114,7 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     box = bounding_box(metadata.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield from _box("bbox", box, answers["grids"][field["gridSha"]])
-    times = held_times(answers["fields"], real.key if real.groups else "")
+    times = times_of(answers["fields"], real.key if real.groups else "")
     for name, moment, expected in zip(TIMES, (metadata.start, metadata.end, metadata.datetime), times, strict=True):
         yield seconds(name, moment, expected, within=0)
     run = metadata.properties.get("forecast:reference_datetime", field["refTime"])
@@ -130,7 +130,7 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
         yield same("grib:message-count", metadata.properties["grib:message-count"], answers["n_fields"])
 
 
-def held_times(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime, datetime, datetime]:
+def times_of(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime, datetime, datetime]:
     """Return start, end and datetime by ecCodes' step range or the window in MRMS's name."""
     windows: dict[timedelta, list[datetime]] = defaultdict(list)
     for field in fields:

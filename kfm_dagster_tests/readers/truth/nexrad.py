@@ -92,7 +92,7 @@ def of_site(properties: Mapping[str, Any]) -> Iterator[Compared]:
 
 
 def disc(longitude: float, latitude: float) -> tuple[float, ...]:
-    """Return the box of a circle of the reader's range about the independent reader's position."""
+    """Return the box of a circle of the reader's range around the position by the independent reader."""
     around = np.linspace(0, 360, 3601)
     x, y, _ = Geod(ellps="WGS84").fwd(
         *(np.full(3601, value) for value in (longitude, latitude)), around, np.full(3601, RANGE_M)
