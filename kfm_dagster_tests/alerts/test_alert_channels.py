@@ -1,4 +1,4 @@
-"""Messages through apprise to a service on loopback; errors contain no credentials."""
+"""Messages sent through apprise to a service on loopback; errors contain no credentials."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_level_is_sent_as_the_service_s_type(web_server: WebServer) -> None:
 
 
 @pytest.mark.clause("PCS-18")
-def test_the_timeout_is_the_argument_unless_the_url_has_one(
+def test_the_timeout_is_the_argument_unless_the_url_has_its_own(
     web_server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apprise.URLBase, "socket_read_timeout", 0.05)
@@ -72,7 +72,7 @@ def test_the_timeout_is_the_argument_unless_the_url_has_one(
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_failed_message_has_its_reason_without_a_credential(
+def test_the_error_of_a_failed_message_has_the_reason_and_no_credential(
     web_server: WebServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -92,7 +92,7 @@ def test_a_failed_message_has_its_reason_without_a_credential(
     assert SECRET not in f"{answers}{caplog.text}{capfd.readouterr()}"
 
 
-def test_wrong_urls_are_refused_by_their_position_and_not_shown() -> None:
+def test_a_wrong_url_is_refused_with_its_position_and_is_not_shown() -> None:
     for urls, reason in (
         (SECRET, "observed entry 1;"),
         (f"json://h https:/{SECRET}", "observed entry 2;"),
@@ -103,7 +103,7 @@ def test_wrong_urls_are_refused_by_their_position_and_not_shown() -> None:
         assert SECRET not in str(refused.value)
 
 
-def test_a_url_is_one_endpoint_for_its_channels_or_for_all() -> None:
+def test_a_url_is_one_endpoint_for_its_channels_or_for_all_channels() -> None:
     endpoints = endpoints_of(SecretStr("json://a\n page_ops=json://b notify=json://b  notify=json://a"), CHANNELS)
     assert {item.url.get_secret_value(): (item.number, set(item.channels)) for item in endpoints} == {
         "json://a": (1, {"notify", "page_ops"}),
@@ -113,7 +113,7 @@ def test_a_url_is_one_endpoint_for_its_channels_or_for_all() -> None:
     assert endpoints_of(None, CHANNELS) == []
 
 
-def test_a_duration_is_written_as_in_the_file(plan: AlertPlan) -> None:
+def test_a_duration_is_written_as_in_the_alert_plan(plan: AlertPlan) -> None:
     rules = plan.rules
     windows = [rules.retry_storm.window, rules.covariance.suppress, rules.replay_divergence.window]
     assert [spoken(length) for length in windows] == ["15m", "6h", "1d"]

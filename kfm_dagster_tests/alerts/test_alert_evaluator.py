@@ -48,7 +48,7 @@ def record_event(record: Record, now: Clock) -> None:
     record.gate("G3")
 
 
-def test_an_alert_is_notified_once_within_its_suppression_and_again_after_it(
+def test_an_alert_is_notified_once_during_its_suppression_and_again_afterwards(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record_event(record, now)
@@ -82,7 +82,7 @@ def test_an_alert_that_resolves_and_fires_again_is_still_suppressed(
     assert [alert.alert_id for alert in evaluator.store.listed()] == [3]
 
 
-def test_an_unacknowledged_alert_escalates_and_is_notified_at_once(
+def test_an_unacknowledged_alert_escalates_and_is_notified_immediately(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record_event(record, now)
@@ -177,7 +177,7 @@ def test_a_notification_without_urls_is_kept_until_urls_are_set(
         evaluator_of(database, plan, now, box, urls="json://h pager=json://u:secret@h").evaluate()
 
 
-def test_a_dead_channel_is_retried_and_does_not_delay_others(
+def test_a_dead_channel_is_retried_and_does_not_delay_other_channels(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     box.dead = {NOTIFY}
@@ -188,7 +188,7 @@ def test_a_dead_channel_is_retried_and_does_not_delay_others(
         assert done.dead == ["channel notify, URL 1 (Box): gone"]
     assert sorted(number for number, _ in box.sent) == [PAGE, TICKET]
     assert [alert.undelivered for alert in evaluator.store.listed()] == [1, 1]
-    # Notified again while the channel is dead: later it receives each alert once, in its current state.
+    # Alerts are notified again while the channel is dead; once it works, it receives each alert once, as it is then.
     now.passes(hours=1)
     evaluator.evaluate()
     evaluator.store.acknowledge(1, ME)
@@ -212,7 +212,7 @@ def test_a_pending_notification_stays_with_its_channel_when_the_urls_change(
         database, plan, now, box, urls="open_ticket=json://127.0.0.1:1/t page_ops=json://127.0.0.1:1/p"
     )
     assert (other.evaluate().delivered, box.sent) == (0, [])
-    # Another channel has the number now, and its new notification does not wait for the pending one.
+    # Endpoint 1 is another channel's now, and that channel's notification does not wait for the pending one.
     both = evaluator_of(database, plan, now, box, urls="page_ops=json://127.0.0.1:1/p notify=json://127.0.0.1:1/n")
     now.passes(hours=3)
     both.evaluate()
@@ -239,15 +239,15 @@ def test_concurrent_evaluators_notify_each_alert_once(
     assert sorted(box.sent) == sorted((NOTIFY, f"[warning] path_desync: d{number}.settle G3") for number in range(6))
 
 
-def test_a_notification_of_a_dead_evaluator_is_sent_once_by_another(
+def test_a_notification_of_a_dead_evaluator_is_sent_once_by_another_evaluator(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.gate("G3")
     dying = replace(evaluator_of(database, plan, now, box), send=Mock(side_effect=DeathError))
     with pytest.raises(DeathError):
         dying.evaluate()
-    for wait, taken in ((timedelta(seconds=30), 0), (LEASE, 1), (LEASE, 1)):
+    for wait, sent in ((timedelta(seconds=30), 0), (LEASE, 1), (LEASE, 1)):
         now.at += wait
         # As after a restart: a new evaluator over the same database.
         evaluator_of(database, plan, now, box).evaluate()
-        assert len(box.sent) == taken
+        assert len(box.sent) == sent

@@ -1,4 +1,4 @@
-"""Each rule fires at its threshold and not below it, by the records, on both databases."""
+"""On recorded events, each rule fires at its threshold and not below the threshold, on both databases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = "goes-abi.stac_register"
 
 
 def flaps(record: Record, times: int) -> None:
-    """Record this many returns from a failure, without another rule's events."""
+    """Record a stage that leaves a failure this many times, without events of other rules."""
     for number in range(times):
         record.stage(FAILED if number % 2 else ROLLED_BACK, run=f"r{number}")
     record.stage(SUCCEEDED, run="last")
@@ -64,12 +64,12 @@ def reading(record: Record, state: ClockState, offset: float | None, source: str
     record.clock(state, offset, source=source)
 
 
-def unkept_but_calibrated(record: Record) -> None:
+def unlocked_but_calibrated(record: Record) -> None:
     reading(record, ClockState.UNKNOWN, 0.2, "date:s3.example")
     reading(record, ClockState.UNLOCKED, None)
 
 
-def unkept_and_calibrated_elsewhere(record: Record) -> None:
+def unlocked_and_calibrated_elsewhere(record: Record) -> None:
     record.clock(ClockState.UNKNOWN, 0.2, source="date:s3.example", name="another machine")
     reading(record, ClockState.UNLOCKED, None)
 
@@ -78,36 +78,36 @@ PATH = "nexrad-l2.path_arrival"
 TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
     "four returns": (lambda r: flaps(r, 4), AlertRule.STATE_FLAPPING, STAGE, 4),
     "retries of every stage together": (lambda r: retries(r, 20), AlertRule.RETRY_STORM, "all stages", 20),
-    "retries of what is refused": (lambda r: retries(r, 20, after="pending"), AlertRule.RETRY_STORM, "all stages", 20),
-    "a covariance": (lambda r: gates(r, "G7", 1, stage=PATH), AlertRule.COVARIANCE, f"{PATH} G7", 1),
-    "a covariance that stopped": (lambda r: gates(r, "G7", 1, "stop"), AlertRule.COVARIANCE, f"{STAGE} G7", 1),
-    "a path": (lambda r: gates(r, "G3", 2, stage=PATH), AlertRule.PATH_DESYNC, f"{PATH} G3", 2),
-    "a stage that was refused": (lambda r: r.line(AuditKind.STOP, "E_SYNC"), AlertRule.UNLOCK, "clock", 1),
-    "a stage that was restricted": (
+    "retries of a refused stage": (lambda r: retries(r, 20, after="pending"), AlertRule.RETRY_STORM, "all stages", 20),
+    "a unit that fails G7": (lambda r: gates(r, "G7", 1, stage=PATH), AlertRule.COVARIANCE, f"{PATH} G7", 1),
+    "a stage that G7 stops": (lambda r: gates(r, "G7", 1, "stop"), AlertRule.COVARIANCE, f"{STAGE} G7", 1),
+    "units that fail G3": (lambda r: gates(r, "G3", 2, stage=PATH), AlertRule.PATH_DESYNC, f"{PATH} G3", 2),
+    "a stage refused for its clock": (lambda r: r.line(AuditKind.STOP, "E_SYNC"), AlertRule.UNLOCK, "clock", 1),
+    "a stage restricted for its clock": (
         lambda r: r.stage(SUCCEEDED, restricted=["E_SYNC", "G5"]), AlertRule.UNLOCK, "clock", 1
     ),
-    "a clock that is off": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), AlertRule.UNLOCK, "clock", 1),
-    "a clock that nothing keeps": (lambda r: reading(r, ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
-    "calibrated elsewhere": (unkept_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
+    "a clock that is wrong": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), AlertRule.UNLOCK, "clock", 1),
+    "a clock out of sync": (lambda r: reading(r, ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
+    "only another clock calibrated": (unlocked_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
     "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), AlertRule.GATE_BREACH, f"{STAGE} G2", 10),
     "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), AlertRule.GATE_BREACH, f"{STAGE} G5", 11),
-    "a replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), AlertRule.REPLAY_DIVERGENCE, "run run", 1),
+    "a diverged replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), AlertRule.REPLAY_DIVERGENCE, "run run", 1),
 }  # fmt: skip
 QUIET: dict[str, Callable[[Record], None]] = {
     "three returns": lambda r: flaps(r, 3),
     "failures of many stages": lambda r: breaks(r, 6),
-    "an attempt that waits": waits,
+    "an attempt that has not begun": waits,
     "nineteen retries": lambda r: retries(r, 19),
-    "what had succeeded and is asked again": lambda r: retries(r, 30, after="succeeded"),
+    "retries of stages that had succeeded": lambda r: retries(r, 30, after="succeeded"),
     "gates that pass": lambda r: all_gates(r, 12, "passed"),
     "nine breaches of each gate": lambda r: all_gates(r, 9, "stop", but={"G3", "G7"}),
     "breaches of many stages": many_stages,
-    "another stop": lambda r: r.line(AuditKind.STOP, "S3"),
-    "another restriction": lambda r: r.stage(SUCCEEDED, restricted=["G5"]),
+    "a stop for another reason": lambda r: r.line(AuditKind.STOP, "S3"),
+    "a restriction for another reason": lambda r: r.stage(SUCCEEDED, restricted=["G5"]),
     "a clock within its limit": lambda r: reading(r, ClockState.LOCKED, 0.8),
-    "a clock that may be off": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
-    "an unkept clock that is calibrated": unkept_but_calibrated,
-    "a replay that is the same": lambda r: r.line(AuditKind.REPLAY, "compared"),
+    "a clock that is wrong by an uncertain amount": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
+    "a clock out of sync that is calibrated": unlocked_but_calibrated,
+    "a replay without a difference": lambda r: r.line(AuditKind.REPLAY, "compared"),
 }
 
 

@@ -1,6 +1,6 @@
-"""Sign messages as SNS does, with a test authority instead of the public ones.
+"""Sign messages as SNS does, with a test authority instead of the public authorities.
 
-Certificates are published as by AWS: the file has only SNS's certificate, and the issuer's is at another URL.
+As at AWS, the file at a certificate's URL does not have the issuer's certificate, which is at another URL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIELDS = {
 
 @cache
 def key(name: str) -> rsa.RSAPrivateKey:
-    """Return the key of a name; generating a key takes a tenth of a second."""
+    """Return the key of a name, cached because generating a key takes a tenth of a second."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
@@ -66,7 +66,7 @@ def issue(
     end: datetime = AT + timedelta(days=365),
     issuer_url: str | None = None,
 ) -> Issued:
-    """Issue a certificate, self-signed without `by`."""
+    """Issue a certificate; without `by` it is self-signed."""
     own = key(name)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signer = own if by is None else by.key

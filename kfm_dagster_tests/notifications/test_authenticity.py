@@ -69,7 +69,7 @@ def test_a_message_signed_by_its_topic_is_verified(tmp_path: Path) -> None:
     ]
     for message, version in product(messages, ("1", "2")):
         body = sign(message, signing.signer(), version=version)
-        # Fields outside the signature may be anything.
+        # Fields outside the signature can have any value.
         for sent in (body, body | {"UnsubscribeURL": "https://evil.example/"}):
             assert verdict(tmp_path, sent).authenticity is Authenticity.VERIFIED, (message, version)
 
@@ -142,7 +142,7 @@ def test_a_certificate_from_another_url_is_not_fetched(tmp_path: Path) -> None:
         assert (verdict(tmp_path, body, fetch).authenticity, fetch.requests) == (Authenticity.INVALID, []), url
 
 
-def test_a_certificate_invalid_for_sns_or_the_message_s_time_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_valid_for_sns_or_at_the_message_s_time_is_refused(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"end": AT - timedelta(seconds=1)}, "valid"),
         ({"start": AT + timedelta(seconds=1)}, "valid"),
@@ -223,7 +223,7 @@ def test_an_incomplete_or_unreadable_extra_authority_is_refused(tmp_path: Path) 
             verifier(tmp_path, signing.server(), **settings)
 
 
-def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
+def test_a_certificate_is_fetched_once_for_all_messages_and_processes(tmp_path: Path) -> None:
     fetch = signing.server()
     body = sign(notification(), signing.signer())
     fetch.files[URL] = signing.signer().pem
@@ -253,7 +253,7 @@ def test_the_number_of_cached_certificates_is_bounded(tmp_path: Path) -> None:
     assert len(list((tmp_path / "certificates").iterdir())) == MAX_KEPT
 
 
-def test_a_message_whose_certificate_cannot_be_fetched_is_unknown(tmp_path: Path) -> None:
+def test_authenticity_is_unknown_while_the_certificate_cannot_be_fetched(tmp_path: Path) -> None:
     own = signing.signer()
     body = sign(notification(), own)
     fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der}, down=True)
@@ -268,7 +268,7 @@ def test_a_message_whose_certificate_cannot_be_fetched_is_unknown(tmp_path: Path
     assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.VERIFIED
 
 
-def test_an_issuer_is_fetched_only_from_the_authority_s_hosts(tmp_path: Path) -> None:
+def test_an_issuer_s_certificate_is_fetched_only_from_the_authority_s_hosts(tmp_path: Path) -> None:
     for url in (
         "http://169.254.169.254/latest",
         "http://crt.evil.com/r2m01.cer",
@@ -328,7 +328,7 @@ def test_signatures_are_required_in_prod_and_with_aws_queues(monkeypatch: pytest
                 assert Settings(home=tmp_path, env=env).verifies_signatures
 
 
-def test_without_verification_messages_are_unchecked_and_earlier_verdicts_kept(tmp_path: Path) -> None:
+def test_without_verification_messages_are_unchecked_and_earlier_verdicts_are_kept(tmp_path: Path) -> None:
     fetch = signing.server()
     checked = Signatures(Settings(home=tmp_path, sns_verify="off"), certificates=Certificates(tmp_path, fetch=fetch))
     messages = [SqsMessage(message_id="known", body="{}"), SqsMessage(message_id="new", body="{}")]

@@ -28,7 +28,7 @@ def message(number: int, *, receipt: str | None = None, count: int = 0) -> SqsMe
 
 
 @pytest.mark.clause("IEN-14")
-def test_the_same_messages_are_stored_once_in_any_order_and_delivery(tmp_path: Path) -> None:
+def test_messages_are_stored_once_also_if_redelivered_in_another_order(tmp_path: Path) -> None:
     landing = Landing(open_store(str(tmp_path)))
     first = landing.land([message(1, receipt="r1", count=1), message(2, receipt="r2", count=1)])
     before = state_of(tmp_path)

@@ -42,17 +42,17 @@ def fill(queue: Queue, number: int) -> None:
         client().send_message_batch(QueueUrl=queue.url, Entries=entries)
 
 
-def test_without_a_region_the_queue_is_one_of_noaas_region(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_region_the_queue_is_in_noaas_region(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     from kfm_dagster.defs.resources import SqsQueueResource
 
     for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     settings = Settings(sqs_primary_queue=queue.name)
-    assert [place.connect(settings).url for place in (sqs, SqsQueueResource())] == [queue.url] * 2
+    assert [client.connect(settings).url for client in (sqs, SqsQueueResource())] == [queue.url] * 2
 
 
-def test_receive_takes_everything_once(queue: Queue) -> None:
+def test_receive_returns_each_message_once(queue: Queue) -> None:
     fill(queue, 45)
     received = queue.receive(1000, budget_seconds=20)
     assert sorted(message.body for message in received) == sorted(f"body {n}" for n in range(45))
@@ -63,7 +63,7 @@ def test_receive_takes_everything_once(queue: Queue) -> None:
     assert queue.depth() == QueueDepth(visible=0, in_flight=45, delayed=0)
 
 
-def test_receive_takes_at_most_the_requested_number_within_its_time(queue: Queue) -> None:
+def test_receive_returns_at_most_the_requested_number_within_its_time(queue: Queue) -> None:
     fill(queue, 40)
     assert queue.receive(10, budget_seconds=0) == []
     assert len(queue.receive(23, budget_seconds=20)) == 23
@@ -156,7 +156,7 @@ def test_refused_entries_are_reported_individually(queue: Queue) -> None:
     assert queue.depth().visible == 2
 
 
-def test_rules_have_visibility_timeout_retention_and_redrive_policy(queue: Queue) -> None:
+def test_queue_rules_have_visibility_timeout_retention_and_redrive_policy(queue: Queue) -> None:
     assert queue.rules() == QueueRules(visibility_timeout=timedelta(seconds=30), retention=timedelta(days=4))
     arn = "arn:aws:sqs:us-east-1:123456789012:" + queue.name
     dead_letters = connect(Settings(), name=f"{queue.name}-dlq")

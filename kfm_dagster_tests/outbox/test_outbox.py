@@ -48,9 +48,7 @@ def finish(database: Database, outbox: Outbox, entry: Entry) -> None:
         outbox.done(tx, entry)
 
 
-def test_a_consumer_gets_what_was_committed_for_it_in_order_of_time(
-    database: Database, outbox: Outbox, now: Clock
-) -> None:
+def test_a_consumer_gets_its_committed_entries_in_order_of_time(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", "9")
     now.passes(seconds=1)
     put(database, outbox, "a", "2", "1")
@@ -58,11 +56,11 @@ def test_a_consumer_gets_what_was_committed_for_it_in_order_of_time(
     with suppress(RuntimeError), database.transaction() as tx:
         outbox.put(tx, "a", "3")
         raise RuntimeError
-    got = []
+    received = []
     while (entry := outbox.claim(["a"])) is not None:
-        got.append((entry.subject, entry.payload, entry.content, entry.position, entry.turn, entry.failures))
+        received.append((entry.subject, entry.payload, entry.content, entry.position, entry.turn, entry.failures))
         finish(database, outbox, entry)
-    assert got == [(subject, {"of": subject}, subject.encode(), 0, 1, 0) for subject in ("9", "1", "2")]
+    assert received == [(subject, {"of": subject}, subject.encode(), 0, 1, 0) for subject in ("9", "1", "2")]
     assert outbox.claim([]) is None
     assert claimed(outbox, "b").subject == "0"
 
@@ -83,7 +81,7 @@ def test_an_entry_is_put_once_until_it_is_delivered(database: Database, outbox: 
     assert claimed(outbox).turn == 1
 
 
-def test_workers_at_once_deliver_each_entry_once(database: Database, outbox: Outbox, now: Clock) -> None:
+def test_simultaneous_workers_deliver_each_entry_once(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", *map(str, range(12)))
     together = threading.Barrier(4, timeout=60)
 
@@ -101,7 +99,7 @@ def test_workers_at_once_deliver_each_entry_once(database: Database, outbox: Out
         assert connection.execute(sa.text("SELECT count(*) FROM outbox")).scalar_one() == 0
 
 
-def test_a_dead_workers_entry_is_claimed_again_when_its_lease_is_over(
+def test_a_dead_workers_entry_is_claimed_again_when_the_lease_is_over(
     database: Database, outbox: Outbox, now: Clock
 ) -> None:
     put(database, outbox, "a", "1")
@@ -119,7 +117,7 @@ def test_a_dead_workers_entry_is_claimed_again_when_its_lease_is_over(
     assert claimed(outbox).last_error == "down"
 
 
-def test_a_late_worker_ends_no_later_entry_of_its_subject(database: Database, outbox: Outbox, now: Clock) -> None:
+def test_a_late_worker_cannot_end_a_subject_s_newer_entry(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", "1")
     late = claimed(outbox)
     now.at += LEASE
@@ -132,7 +130,7 @@ def test_a_late_worker_ends_no_later_entry_of_its_subject(database: Database, ou
     assert outbox.defer(later, "down")
 
 
-def test_what_fails_waits_twice_as_long_each_time(database: Database, outbox: Outbox, now: Clock) -> None:
+def test_the_wait_of_a_failing_entry_doubles_up_to_ten_minutes(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", "1")
     tried = []
     for second in range(0, 2_500, 15):
@@ -145,13 +143,13 @@ def test_what_fails_waits_twice_as_long_each_time(database: Database, outbox: Ou
     assert waits == [15, 30, 60, 120, 240, 480, 600, 600]
 
 
-def test_an_entry_is_of_its_topic_its_subject_and_its_consumer(database: Database, outbox: Outbox, now: Clock) -> None:
-    places = Outbox(database, "catalog", lease=LEASE, clock=now)
+def test_topic_subject_and_consumer_together_identify_an_entry(database: Database, outbox: Outbox, now: Clock) -> None:
+    followers = Outbox(database, "catalog", lease=LEASE, clock=now)
     for consumer in ("b", "a"):
         put(database, outbox, consumer, "2", "1")
-        place = places.take(consumer, "1")
-        assert place is not None
-        assert places.take(consumer, "2") is not None
+        follower = followers.take(consumer, "1")
+        assert follower is not None
+        assert followers.take(consumer, "2") is not None
     entries = list(iter(lambda: outbox.claim(["b", "a"]), None))
     assert [(entry.subject, entry.consumer) for entry in entries] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
     finish(database, outbox, entries[0])
@@ -159,14 +157,14 @@ def test_an_entry_is_of_its_topic_its_subject_and_its_consumer(database: Databas
     now.passes(seconds=15)
     again = list(iter(lambda: outbox.claim(["a", "b"]), None))
     assert [(entry.subject, entry.consumer, entry.failures) for entry in again] == [("1", "b", 1)]
-    assert places.due(["a", "b"]) is None
+    assert followers.due(["a", "b"]) is None
     assert [outbox.renew(entry) for entry in entries] == [False, False, True, True]
-    places.release(place)
+    followers.release(follower)
     assert outbox.due(["a", "b"]) is None
-    assert places.due(["a", "b"]) is not None
+    assert followers.due(["a", "b"]) is not None
 
 
-def test_a_worker_that_renews_keeps_its_entry_and_what_it_has_done(
+def test_a_worker_that_renews_its_lease_keeps_the_entry_and_the_progress(
     database: Database, outbox: Outbox, now: Clock
 ) -> None:
     put(database, outbox, "a", "1")
@@ -188,7 +186,7 @@ def test_a_worker_that_renews_keeps_its_entry_and_what_it_has_done(
     assert (third.position, third.turn, third.failures) == (4, 4, 1)
 
 
-def test_a_subject_waits_for_the_consumer_that_gets_it_first(database: Database, outbox: Outbox, now: Clock) -> None:
+def test_a_consumer_gets_subjects_after_the_consumer_it_follows(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "b", "1")
     now.passes(seconds=1)
     put(database, outbox, "a", "1")
@@ -201,22 +199,22 @@ def test_a_subject_waits_for_the_consumer_that_gets_it_first(database: Database,
     assert outbox.claim(["b"], after="a") is not None
 
 
-def test_a_place_begins_with_its_first_claim_and_stays(database: Database, now: Clock) -> None:
-    places = Outbox(database, "catalog", lease=LEASE, clock=now)
+def test_the_position_of_a_follower_is_created_by_its_first_claim_and_is_kept(database: Database, now: Clock) -> None:
+    followers = Outbox(database, "catalog", lease=LEASE, clock=now)
     with database.transaction() as tx:
         tx.run("catalog.log_changes", collection_id="c", rows=[["i", "p", "withdrawn", None]] * 2, changed_at=now())
-    late = places.take("f", "c")
+    late = followers.take("f", "c")
     assert late is not None
-    assert places.take("f", "c") is None
+    assert followers.take("f", "c") is None
     now.at += LEASE
-    entry = places.take("f", "c")
+    entry = followers.take("f", "c")
     assert entry is not None
-    places.advance(late, 1)
-    assert places.defer(entry, "down")
-    assert places.take("f", "c") is None
+    followers.advance(late, 1)
+    assert followers.defer(entry, "down")
+    assert followers.take("f", "c") is None
     now.passes(seconds=15)
-    again = places.take("f", "c")
+    again = followers.take("f", "c")
     assert (again.position, again.failures, again.turn) == (0, 1, 3)
-    places.advance(again, 2)
-    last = places.take("f", "c")
+    followers.advance(again, 2)
+    last = followers.take("f", "c")
     assert (last.position, last.failures, last.last_error, last.turn) == (2, 0, None, 4)
