@@ -37,9 +37,9 @@ class Broken(FollowerSource):
     """
 BROKEN = {
     "raises when it is imported": "raise RuntimeError('no library')",
-    "is no source": "Broken = dict",
-    "is no class": "Broken = None",
-    "raises when it is made": SOURCE + "def __init__(self, settings, registry): raise RuntimeError('no library')",
+    "is not a source": "Broken = dict",
+    "is not a class": "Broken = None",
+    "raises when it is created": SOURCE + "def __init__(self, settings, registry): raise RuntimeError('no library')",
 }
 
 LoadSources = Callable[..., tuple[FollowerSources, list[Any]]]
@@ -48,7 +48,7 @@ LoadSources = Callable[..., tuple[FollowerSources, list[Any]]]
 def installed(
     folder: Path, patch: pytest.MonkeyPatch, name: str, text: str | None = None, kind: str = "Broken"
 ) -> None:
-    """Install a package of one module with a follower's entry point; no module without `text`."""
+    """Install a package with a follower's entry point and one module; without `text`, the module is missing."""
     place = folder / f"installed-{name}"
     metadata = place / f"{name}-1.dist-info"
     metadata.mkdir(parents=True)

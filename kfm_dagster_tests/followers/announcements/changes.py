@@ -127,7 +127,7 @@ def subscribe(
     budget_seconds: float = BUDGET_SECONDS,
     **more: Any,
 ) -> Subscribed:
-    """Return an announcer of the plan's first subscription, changed by `more`."""
+    """Return an announcer of the plan's first subscription, with the fields of `more` changed."""
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
     box, clock = inbox or Inbox(), Clock()

@@ -1,4 +1,4 @@
-"""Events of a subscription: each change once, with one id; withdrawals pass every filter."""
+"""Events of a subscription: each change is sent once, with one id; withdrawals pass every filter."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ def test_a_subscription_gets_the_items_that_match_its_filters(subscribing: Subsc
         assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if selected else []), more
 
 
-def test_excluded_event_types_still_count_for_the_next_event(subscribing: Subscribing, items: Items) -> None:
+def test_an_event_of_an_excluded_type_still_determines_the_type_of_the_next_event(
+    subscribing: Subscribing, items: Items
+) -> None:
     subscribed = subscribing(kinds=[UPDATED, WITHDRAWN])
     subscribed.follow(change(1, items[0]), change(2, items[1]))
     subscribed.follow(change(3, items[0], kind=UPDATED))
@@ -168,7 +170,7 @@ def test_an_unreachable_receiver_gets_one_request_per_turn_and_loses_no_event(
     assert subscribed.status().refused == 0
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["with its request", "alone"])
+@pytest.mark.parametrize("shared", [True, False], ids=["with the whole request", "alone"])
 def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
     subscribing: Subscribing, items: Items, shared: bool
 ) -> None:
@@ -197,7 +199,7 @@ def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
     assert subscribed.status().refused == 0
 
 
-def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribing, items: Items) -> None:
+def test_a_receiver_that_refuses_every_event_loses_no_event(subscribing: Subscribing, items: Items) -> None:
     subscribed = subscribing(inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
     with pytest.raises(
@@ -248,7 +250,9 @@ def test_an_event_that_keeps_failing_while_others_succeed_is_given_up_after_max_
     assert subscribed.status().refused == 0
 
 
-def test_a_slow_receiver_gets_its_time_budget_and_the_rest_next_turn(subscribing: Subscribing, items: Items) -> None:
+def test_a_slow_receiver_gets_the_events_beyond_its_time_budget_in_the_next_turn(
+    subscribing: Subscribing, items: Items
+) -> None:
     inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
     with pytest.raises(FollowError, match="29 of 30 events were not accepted: the receiver is too slow"):
         subscribing(inbox=inbox, budget_seconds=0).follow(*changes)
@@ -291,7 +295,7 @@ def test_an_item_is_withdrawn_if_the_process_died_before_recording_its_event(
 
 
 class DeadError(BaseException):
-    """The process dies here."""
+    """Raised where the process dies."""
 
 
 OPERATIONS = st.lists(
@@ -338,7 +342,7 @@ class Unsteady(Inbox):
 
 @dataclass
 class Story:
-    """A history of some Items, followed by a subscription to one dataset."""
+    """A history of some Items, and a subscription to one dataset that follows the Items."""
 
     subscribed: Subscribed
     inbox: Unsteady
@@ -367,7 +371,7 @@ class Story:
         self.log.append(change(len(self.log) + 1, item, kind=kind))
 
     def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
-        """Follow the next changes that no later one replaces, as `catalog/following.py` does."""
+        """Follow the next changes without those that a later change replaces, as `catalog/following.py` does."""
         self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
         following, last = self.log[self.cursor :][:window], self.last
         try:
@@ -399,7 +403,7 @@ MINE = "goes-abi"
 
 @settings(ON_A_GROWING_CATALOG, max_examples=60)
 @given(operations=OPERATIONS)
-def test_after_any_history_a_receiver_has_the_current_items_and_each_change_one_id(
+def test_after_any_history_a_receiver_has_the_current_items_and_each_change_has_one_id(
     subscribing: Subscribing, contracts: ContractRegistry, operations: list[tuple[str, Any]]
 ) -> None:
     inbox = Unsteady()

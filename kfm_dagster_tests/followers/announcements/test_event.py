@@ -1,4 +1,4 @@
-"""Events against the published schemas, and the errors of `announcements.yaml`."""
+"""Events are valid by the published schemas; errors in `announcements.yaml` are refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_event_is_a_cloudevent_with_the_item_as_the_catalog_has_it(
         assert event["data"] == {"collection": "noaa-goes-abi", "id": item["id"]}
         return
     assert event["datacontenttype"] == "application/geo+json"
-    # By the profile, links to the catalog's own files are relative.
+    # The links differ: in the catalog, as its profile requires, links to the catalog's own files are relative.
     _validators()["item"][0].validate(event["data"])
     assert {**event["data"], "links": item["links"]} == item
 
@@ -119,13 +119,13 @@ def test_an_event_has_only_the_address_of_an_item_that_is_too_large(contracts: C
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_change_has_one_id_in_all_subscriptions_and_no_other_change_has_it(
+def test_a_change_has_the_same_id_in_all_subscriptions_and_every_other_change_has_another_id(
     contracts: ContractRegistry,
 ) -> None:
     item, other = item_of(contracts), item_of(contracts, goes(1))
     base = change(1, item)
     assert writer().event_id("c", base, base.kind) == writer(WIS2).event_id("c", base, base.kind)
-    # Pinned: if a release changed the ids, receivers would take Items that they have for new ones.
+    # This id must stay the same: if a release changed ids, receivers would take Items that they have for new Items.
     assert writer().event_id("c", change(1, {**item, "id": "i"}, kind=ChangeKind.WITHDRAWN), ChangeKind.WITHDRAWN) == (
         "c5f6a551-13fe-8e31-a14b-cb57c668cb01"
     )
@@ -174,7 +174,7 @@ def test_a_wis2_message_is_valid_by_its_schema(
     assert second == {"rel": "describedby", "href": own, "type": "application/geo+json"}
 
 
-def test_a_wis2_message_omits_long_outlines_and_links_with_restricted_access(
+def test_a_wis2_message_omits_long_outlines_and_links_to_objects_without_public_access(
     contracts: ContractRegistry,
 ) -> None:
     ring = [[-100 + n / 1000, 30.123456] for n in range(200)]
@@ -271,7 +271,7 @@ def test_a_subscription_to_an_unknown_dataset_is_refused_at_start(tmp_path: Path
     assert SECRET not in str(refused.value)
 
 
-PLACES: list[tuple[str, str, dict[str, Any]]] = [
+FOLLOWERS: list[tuple[str, str, dict[str, Any]]] = [
     ("stac-api", "KFM_STAC_API_DSN", {"stac_api_dsn": "postgresql://h/stac"}),
     ("geoparquet", "KFM_GEOPARQUET", {"geoparquet": True}),
     ("virtual-zarr", "KFM_VIRTUAL_URL", {"virtual_url": "virtual"}),
@@ -279,14 +279,14 @@ PLACES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def test_a_subscription_after_an_unconfigured_follower_is_refused(tmp_path: Path) -> None:
-    for place, variable, settings in PLACES:
-        configs_dir = configured(tmp_path, one(f"after: [{place}]"))
-        with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
+    for follower, variable, settings in FOLLOWERS:
+        configs_dir = configured(tmp_path, one(f"after: [{follower}]"))
+        with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {follower}; next: set {variable}, or"):
             Configuration.load(Settings(configs_dir=configs_dir, geoparquet=False))
         loaded = Configuration.load(Settings(configs_dir=configs_dir, **{"geoparquet": False, **settings}))
         source = loaded.followers.loaded["announcements"]
         assert isinstance(source, AnnouncementSource)
-        assert source.plan.subscriptions[0].after == [place]
+        assert source.plan.subscriptions[0].after == [follower]
 
 
 def test_without_the_extra_a_filter_is_refused_and_a_box_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class Mailbox:
 
 
 def announce(target: str, database: Database, contracts: ContractRegistry, *, times: int = 1) -> set[str]:
-    """Announce two Items to a target `times` times; return their ids."""
+    """Announce the Items to a target `times` times; return the Items' ids."""
     plan = AnnouncementPlan.parse(f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}}}\n')
     [announcer] = announcers_of(plan, database, contracts)
     items = [item_of(contracts, goes(number)) for number in range(ITEMS)]
@@ -69,7 +69,7 @@ def announce(target: str, database: Database, contracts: ContractRegistry, *, ti
 
 
 @pytest.mark.one_database
-def test_a_queue_gets_each_event_with_attributes_to_filter_by(
+def test_a_queue_gets_each_event_with_the_attributes_that_filters_use(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
     box = Mailbox(boto3.client("sqs"))
@@ -268,7 +268,7 @@ def reception(contracts: ContractRegistry, webhook: Webhook) -> Reception | str:
     return answer.reception
 
 
-def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
+def test_a_webhook_gets_events_by_the_http_binding_of_cloudevents_with_the_token(
     web_server: WebServer, database: Database, contracts: ContractRegistry
 ) -> None:
     text = TEXT.replace("https://hooks.example.org/items", web_server.url("items?topic=a"))

@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.status is None:
             self.server.closing.wait()
             return
-        # Without the Date header, which some tests set.
+        # This method does not send the Date header, which some tests set.
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)

@@ -109,7 +109,7 @@ class Deployment(RuleBasedStateMachine):
         self.clock = Clock()
         self.runs = 0
         self.expected: list[dict[str, Items]] = [{}]
-        """States that the files may show: the state before the last follow, or the one it wrote."""
+        """States that the files are allowed to show: before the last call of the follower, and after it."""
 
     def teardown(self) -> None:
         self.database.dispose()
@@ -189,7 +189,9 @@ def publisher(root: Path) -> Publisher:
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_batch_of_items_is_not_parsed_at_once(contracts: ContractRegistry, publisher: Publisher) -> None:
+def test_the_items_of_a_batch_are_not_all_parsed_at_the_same_time(
+    contracts: ContractRegistry, publisher: Publisher
+) -> None:
     """An Item of HRRR has 40 kB as text and 250 kB as Python objects."""
     heavy = {f"V{number}": {"type": "data", "dimensions": ["y", "x"], "unit": "K"} for number in range(100)}
     peaks = []
@@ -242,7 +244,7 @@ def test_a_day_of_common_size_is_one_file_after_every_change(
 def test_a_stalled_writer_overwrites_no_later_change(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
-    """It stalls after writing its parts; other writers publish and clean up before it resumes."""
+    """The writer stalls after writing its parts; other writers publish and clean up before it resumes."""
     with small_parts():
         GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(4)))
         stalled = changes(contracts, 5, range(4, 8))
@@ -279,16 +281,16 @@ def test_repeated_older_changes_change_nothing(contracts: ContractRegistry, root
     before = contents(root)
     follower.follow(contracts[ABI], first)
     assert contents(root) == before != {}
-    stands = published(publisher)["2025-12-03"]
+    current = published(publisher)["2025-12-03"]
     new = changes(contracts, 8, [5])
     follower.follow(contracts[ABI], [*first, *new])
-    assert published(publisher)["2025-12-03"] == stands | {change.item_id: change.item for change in new}
+    assert published(publisher)["2025-12-03"] == current | {change.item_id: change.item for change in new}
 
 
 def test_a_description_whose_parts_are_missing_is_ignored(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
-    """A stalled writer published it after its parts had been removed."""
+    """A stalled writer published the description after the parts had been removed."""
     GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(3)))
     folder = root / days.folder(ABI, "2025")
     (description,) = folder.glob("*.json")
@@ -313,13 +315,15 @@ def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
     assert len(published(publisher)["2025-12-03"]) == 4
 
 
-def test_a_bucket_has_the_same_files_under_their_media_types(contracts: ContractRegistry, root: Path) -> None:
+def test_a_bucket_has_the_same_files_as_a_folder_with_their_media_types(
+    contracts: ContractRegistry, root: Path
+) -> None:
     store = MemoryStore()
     bucket = ObjectStorePublisher(store)
-    for place in (bucket, FolderPublisher(root)):
+    for target in (bucket, FolderPublisher(root)):
         with small_parts():
-            GeoParquet(place).follow(contracts[ABI], changes(contracts, 1, range(5)))
-            GeoParquet(place).follow(contracts[ABI], changes(contracts, 6, range(4, 7), UPDATED))
+            GeoParquet(target).follow(contracts[ABI], changes(contracts, 1, range(5)))
+            GeoParquet(target).follow(contracts[ABI], changes(contracts, 6, range(4, 7), UPDATED))
     paths = [str(path.relative_to(root)) for path in root.glob("goes-abi/items/2025/*.*")]
     assert sorted(paths) == sorted(entry["path"] for page in store.list() for entry in page)
     for path in paths:
@@ -368,7 +372,7 @@ def follower(contracts: ContractRegistry, root: Path) -> GeoParquet:
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_day_becomes_one_file_after_as_many_changes_of_later_days(
+def test_a_day_becomes_one_file_after_as_many_changes_of_other_days_as_the_day_has_items(
     follower: GeoParquet, contracts: ContractRegistry, root: Path
 ) -> None:
     def day() -> dict[str, dict[str, object]]:
@@ -376,7 +380,7 @@ def test_a_day_becomes_one_file_after_as_many_changes_of_later_days(
 
     filled, several = day(), len(files(root))
     with small_parts():
-        # One change of the next day is too few to close the day.
+        # One change of another day is too few to compact the day.
         follower.follow(contracts[ABI], changes(contracts, 100, range(1), day=AFTER))
         assert len(files(root)) == several
         follower.follow(contracts[ABI], changes(contracts, 17, range(1), day=LATER))

@@ -102,7 +102,7 @@ def test_real_items_come_back_equal_and_nearly_all_from_their_columns_alone(
     assert whole <= sum(map(len, by_collection.values())) * 0.05
 
 
-def test_an_object_whose_keys_are_data_is_a_map(contracts: ContractRegistry) -> None:
+def test_an_object_whose_keys_are_data_is_stored_as_a_map(contracts: ContractRegistry) -> None:
     layers = {f"TMP:{number} mb": {"start_byte": number, "byte_size": 7} for number in range(500)}
     (candidate,) = candidates(contracts, [hrrr()])
     item = orjson.loads(candidate.content)
@@ -122,7 +122,7 @@ def test_equal_sets_of_items_give_equal_files_in_any_order(numbers: list[int]) -
     )
 
 
-def test_rows_are_sorted_in_blocks_of_time_along_the_curve_with_the_antimeridian_apart(
+def test_rows_are_sorted_by_time_in_blocks_along_the_curve_and_boxes_over_the_antimeridian_come_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chance, rows = random.Random(7), []
@@ -166,7 +166,7 @@ def test_the_curve_is_a_hilbert_curve() -> None:
     ids=["goes", "hrrr", "nexrad", "antimeridian"],
 )
 def test_common_clients_read_the_file(contracts: ContractRegistry, tmp_path: Path, envelope: Any) -> None:
-    """rustac, stac-geoparquet, geopandas and DuckDB read it by its own metadata."""
+    """rustac, stac-geoparquet, geopandas and DuckDB read the file by the metadata in the file."""
     import geopandas
     import rustac
     import stac_geoparquet.arrow
@@ -245,7 +245,7 @@ def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: floa
 
 
 def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
-    """Publish a root that links the Items' Collections, and the Items, `at_once` at a time."""
+    """Publish a root catalog that links the Items' Collections, then the Items in batches of `at_once`."""
     collections = sorted({item["collection"] for item in items})
     links = [{"rel": "child", "href": f"./{name}/collection.json"} for name in collections]
     publisher_of_files.publish(publisher, [{"catalog.json": orjson.dumps({"links": links})}])
@@ -336,7 +336,7 @@ def test_a_condition_parses_its_value_by_the_type_of_the_property(contracts: Con
         (("platform", "=", "goes-19"), {0, 2}),
         (("platform", "=", "goes"), set()),
         (("number", ">", "1"), {2, 3}),
-        (("number", "<", "1.5"), set()),  # not an integer, which the property is
+        (("number", "<", "1.5"), set()),  # the property is an integer, and 1.5 is not
         (("share", "<", "0.5"), {0, 1}),
         (("share", "=", "1"), {2}),
         (("instruments", "=", "glm"), {1, 3}),
@@ -380,7 +380,7 @@ def test_a_search_by_day_and_box_reads_a_twentieth_of_the_bytes(contracts: Contr
         for number in range(10 * 2_000):
             west, south = sites[number % 160]
             start = DAY + timedelta(seconds=number * 86_400 / 2_000)
-            # As long as a real Item, so that footers have a realistic share.
+            # The text makes the Item as long as a real one, so that footers have a realistic share.
             text = chance.randbytes(300).hex()
             items.append(item(number, (west, south, west + 5, south + 5), start=start, hours=0.1, text=text))
         publish(publisher, contracts, items)
@@ -496,7 +496,7 @@ def test_a_box_finds_the_footprints_that_intersect_it(contracts: ContractRegistr
 
 
 @pytest.mark.clause("OPR-10", "OPR-28")
-def test_each_search_of_the_page_runs_over_real_items(
+def test_each_search_of_the_documentation_runs_over_real_items(
     home: Path, contracts: ContractRegistry, shared_data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [item for _, item in items_of_real_objects(contracts, shared_data / "objects")]

@@ -59,7 +59,9 @@ def test_installing_twice_changes_nothing(empty_url: str) -> None:
     assert StacApiDatabase(empty_url).install() == first
 
 
-def test_a_role_that_cannot_install_gets_the_next_step(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_pgstac_cannot_be_installed_the_error_has_the_next_step(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pypgstac.db", None)
     with pytest.raises(ConfigurationError, match=r"kfm-dagster\[stac-api\]"):
         StacApiDatabase(empty_url).install()
@@ -68,7 +70,7 @@ def test_a_role_that_cannot_install_gets_the_next_step(empty_url: str, monkeypat
 
 
 @pytest.mark.clause("OPR-23")
-def test_a_member_of_pgstac_ingest_fills_updates_empties_and_compares(
+def test_a_member_of_pgstac_ingest_can_fill_update_rebuild_and_empty_the_api(
     stac_api_url: str,
     ingesting_role: str,
     catalog: Catalog,
@@ -128,7 +130,7 @@ def test_an_item_is_read_back_equal_for_any_collection(
     common = {"type": "Feature", "stac_version": "1.1.0", "collection": "c", "assets": base}
     content = kept_content(item, common, number)
     assert content.get("pgstac:base_item") == number
-    # As content_nonhydrated composes it: columns, then content, then the base item.
+    # pgstac's content_nonhydrated composes an answer in this order: columns, then content, then the base item.
     answer = {
         "id": item["id"],
         "geometry": item["geometry"],
@@ -139,7 +141,7 @@ def test_an_item_is_read_back_equal_for_any_collection(
     }
     answer = orjson.loads(orjson.dumps(answer))
     assert answered_item(answer) == item
-    # As stac-fastapi-pgstac merges it.
+    # stac-fastapi-pgstac merges the base item into the answer in this way.
     shared = {name: value for name, value in answer.pop("pgstac:base_item").items() if value is not None}
     assert hydrate(shared, answer, strip_unmatched_markers=True) == item
 
@@ -155,7 +157,7 @@ def test_an_item_is_found_by_its_time_range_or_by_its_datetime() -> None:
         assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
 
 
-def test_numbers_are_compared_as_floats_and_other_types_are_not() -> None:
+def test_numbers_are_compared_as_floats_and_values_of_other_types_as_they_are() -> None:
     for value, same in (([1, 2.5], [1.0, 2.5]), ({"a": [True, None, 3]}, {"a": [True, None, 3.0]}), ("1", "1")):
         assert orjson.dumps(as_floats(value)) == orjson.dumps(same)
 

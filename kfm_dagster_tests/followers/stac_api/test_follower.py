@@ -50,11 +50,11 @@ class Recording:
 
     def __init__(self, follower: PgstacFollower) -> None:
         self.follower = follower
-        self.given: list[tuple[DatasetContract, Sequence[ItemChange]]] = []
+        self.calls: list[tuple[DatasetContract, Sequence[ItemChange]]] = []
         self.how = "well"
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        self.given.append((contract, changes))
+        self.calls.append((contract, changes))
         if self.how != "failed":
             self.follower.follow(contract, changes)
         if self.how != "well":
@@ -66,9 +66,9 @@ class Recording:
 
 @settings(ON_A_GROWING_CATALOG, max_examples=10)
 @given(operations=OPERATIONS)
-# An Item written and undone before the API had the collection.
+# An Item is written and undone before the API has the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
-# A crash after the API's commit and before our cursor's, and a stalled caller.
+# A crash after the API's commit and before that of our cursor; then, callers that stalled repeat their changes.
 @example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
 @example([
     ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
@@ -91,8 +91,8 @@ def test_the_api_equals_the_catalog_after_writes_undos_refusals_and_delays(
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
                 own_tx(catalog).undo(dataset, runs[argument])
-        elif operation == "come late" and argument < len(recording.given):
-            follower.follow(*recording.given[argument])
+        elif operation == "come late" and argument < len(recording.calls):
+            follower.follow(*recording.calls[argument])
         elif operation == "follow":
             recording.how = argument
             following.catch_up([recording], within=60)
@@ -104,7 +104,7 @@ def test_the_api_equals_the_catalog_after_writes_undos_refusals_and_delays(
     assert {(place.behind, place.last_error) for place in following.states()} <= {(0, None)}
     cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections ORDER BY 1"
     before = api.rows(), api.ask(cursors)
-    for late in recording.given:
+    for late in recording.calls:
         follower.follow(*late)
         assert (api.rows(), api.ask(cursors)) == before
 
@@ -118,7 +118,7 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_consistent(
     recording = Recording(follower)
     recording.how = "failed"
     following.catch_up([recording])
-    last = recording.given[-1][1][-1].change_id
+    last = recording.calls[-1][1][-1].change_id
 
     def state() -> tuple[list[str], bool]:
         [row] = api.ask("SELECT change_id FROM kfm.stac_collections")
@@ -127,7 +127,7 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_consistent(
     states = [state()]
     for at in count(1):
         with dying(at=at) as death:
-            follower.follow(*recording.given[-1])
+            follower.follow(*recording.calls[-1])
         if not death.died:
             break
         states.append(state())
@@ -149,7 +149,7 @@ def test_only_one_process_at_a_time_writes_a_collection(
     recording.how = "failed"
     write("again", goes(1), with_metadata(nexrad(), bbox=(0.0, 0.0, 1.0, 1.0)))
     following.catch_up([recording])
-    late = {contract.id: changes for contract, changes in recording.given}
+    late = {contract.id: changes for contract, changes in recording.calls}
     begin = StacApiDatabase.begin
     monkeypatch.setattr(StacApiDatabase, "begin", lambda api, of, **_: begin(api, of, lock_timeout="1s"))
     with follower.api.transaction() as tx:
@@ -216,7 +216,7 @@ def test_an_invalid_item_is_not_loaded(
     recording.how = "failed"
     write("run", goes(0), goes(1))
     following.catch_up([recording])
-    [(contract, changes)] = recording.given
+    [(contract, changes)] = recording.calls
     wrong = dict(changes[1].item or {}) | {"geometry": {"type": "Circle"}}
     with pytest.raises(FollowError, match=changes[1].item_id):
         follower.follow(contract, [changes[0], replace(changes[1], content=canonical(wrong))])
@@ -244,14 +244,14 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 def test_items_and_their_collection_equal_those_of_the_catalog(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
-    # An Item without geometry, and with nulls.
+    # One Item has no geometry, another has nulls.
     unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
     write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
     following.catch_up([follower])
     assert all(comparison.equal for comparison in api.compared())
     assert [item["id"] for item in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
     assert len(api.searched(collections=["nexrad-l2"])) == 1
-    # The API's Collection is the catalog's without its file links.
+    # The API's Collection is that of the catalog, without the links to files.
     first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
     write("again", goes(10))
     following.catch_up([follower])

@@ -1,4 +1,4 @@
-"""Run code blocks that end with a scan in `image`, here or as a script of another Python."""
+"""Run code examples that leave a scan in `image`, in this Python or, as a script, in another one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def results(blocks: Mapping[str, str]) -> dict[str, Any]:
-    """Return each block's scan as rows of numbers, or its error as text."""
+    """Return for each example the scan as rows of numbers, or the error as text."""
     images: dict[str, Any] = {}
     for name, code in blocks.items():
         names: dict[str, Any] = {}

@@ -73,7 +73,7 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def bucket_place(request: pytest.FixtureRequest) -> str:
-    """The place in a bucket where a test publishes its stores."""
+    """The URL in a bucket below which a test publishes its stores."""
     return f"s3://ours/{re.sub('[^a-z0-9]', '-', request.node.name)}"
 
 
@@ -86,7 +86,7 @@ def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
 
 @pytest.fixture
 def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Open the store of a name, day and collection by the page's first code block."""
+    """Return a function that opens a store of a name, day and collection by the page's first code example."""
     code = re.findall(r"(?s)```python\n(.*?)```", PAGE)[0]
     extent = Extent(start="2025-01-01T00:00:00Z", end="2025-12-31T00:00:00Z", bbox=None)
     places = Places(virtual=bucket_place)
@@ -104,9 +104,9 @@ def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monke
     def open_(name: str, day: datetime, collection: str = "goes-abi") -> Any:
         named = {"G19_ABI-L1b-RadM1_C13": name, "goes-abi": collection, "2025-06-01": f"{day:%Y-%m-%d}"}
         text = code
-        for shown, meant in named.items():
-            assert shown in text
-            text = text.replace(shown, meant)
+        for example, value in named.items():
+            assert example in text
+            text = text.replace(example, value)
         scope: dict[str, Any] = {}
         exec(text, scope)
         return scope["scene"]

@@ -49,7 +49,7 @@ Values = NDArray[np.float64]
 def values_of(seed: Sequence[int], *, missing: bool = False) -> Values:
     """Return a field's values in the row order of a message; with `missing`, some are NaN.
 
-    They vary little in places, so that packing groups have several widths.
+    In some rows the values vary little, so that packing groups have several widths.
     """
     values = np.random.default_rng([*seed]).normal(280.0, 9.0, (ROWS, COLUMNS)).round(1)
     values[3:6] = np.linspace(270.0, 290.0, 3 * COLUMNS).reshape(3, COLUMNS)
@@ -111,7 +111,7 @@ def in_groups(message_: bytes, *, width_bits: int = 8, length_bits: int = 8, mis
 
 
 def decoded(message_: bytes) -> Values:
-    """Return the values by ecCodes, NaN for missing ones."""
+    """Return the values that ecCodes decodes, with NaN for missing values."""
     with handle_of(message_) as handle:
         eccodes.codes_set(handle, "missingValue", _ABSENT)
         values = eccodes.codes_get_values(handle)
@@ -120,7 +120,7 @@ def decoded(message_: bytes) -> Values:
 
 
 def corners(message_: bytes) -> tuple[float, float, float, float]:
-    """Return latitude and longitude of the first and last point, by ecCodes."""
+    """Return latitude and longitude of the first and last point, as ecCodes computes them."""
     with handle_of(message_) as handle:
         latitudes, longitudes = (eccodes.codes_get_array(handle, name) for name in ("latitudes", "longitudes"))
     return float(latitudes[0]), float(longitudes[0]), float(latitudes[-1]), float(longitudes[-1])

@@ -1,6 +1,6 @@
 """Granules with pixels: small NetCDF-4 objects like the ABI's, and changes of their Items.
 
-Belongs here: objects, Items with the fields that a follower needs, and the values by an independent reader.
+Belongs here: objects, Items with the fields that a follower needs, and the values that an independent reader reads.
 Does not belong here: the demo's samples, which have only headers.
 """
 
@@ -72,7 +72,7 @@ def _content(granule: Granule) -> bytes:
 
 
 def netcdf_of(write: Callable[[netCDF4.Dataset], None]) -> bytes:
-    """Return a file's content as written to disk: in memory, netCDF4 pads it."""
+    """Return a file's content as written to disk, because netCDF4 pads files that are written in memory."""
     with tempfile.NamedTemporaryFile(suffix=".nc") as temporary:
         with netCDF4.Dataset(temporary.name, "w") as file:
             write(file)
@@ -150,7 +150,7 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
 
 
 def stored_values(content: bytes) -> dict[str, Any]:
-    """Return an object's stored values by netCDF4, unsigned where the file declares it."""
+    """Return an object's stored values as netCDF4 reads them, unsigned where the file declares unsigned values."""
     with netCDF4.Dataset("given", memory=content) as file:
         file.set_auto_maskandscale(False)
         values = {name: np.asarray(variable[:]) for name, variable in file.variables.items()}

@@ -1,7 +1,7 @@
-"""Clients of `docs/virtual-zarr.md` read netCDF4's values, of the indexed version only.
+"""The clients of `docs/virtual-zarr.md` read the values that netCDF4 reads, and only of the indexed version.
 
-The page's blocks run unchanged, here and in the newest Python of the machine: KFM_CLIENTS_PYTHON, or
-`.venv-clients/bin/python` of `make clients`. Another Python runs them all in one process.
+The page's code examples run unchanged, in this Python and in the newest Python of the machine: KFM_CLIENTS_PYTHON, or
+`.venv-clients/bin/python` of `make clients`. The newest Python runs all examples in one process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CLIENTS = {
     "gdal": FIRST + GDAL + 'image = image.filled(float("nan"))\n',
 }
 NEWER = {"gdal", "virtualizarr"}
-"""From Python 3.12 on, rasterio has GDAL 3.11 and VirtualiZarr reads small arrays in references."""
+"""Clients that need Python 3.12: then rasterio has GDAL 3.11, and VirtualiZarr reads small arrays in references."""
 ROOT = Path(__file__).resolve().parents[3]
 Images = Callable[[], Mapping[str, Any]]
 
@@ -82,7 +82,7 @@ def newest() -> str:
 
 @pytest.fixture(params=["this Python", "the newest Python"])
 def images(request: pytest.FixtureRequest, opened: Opened, bucket_place: str, tmp_path: Path) -> Images:
-    """Run the clients; return the first scan or the error of each."""
+    """Return a function that runs the clients and returns the first scan, or the error, of each client."""
     storage = f"icechunk.local_filesystem_storage({str(tmp_path / 'june')!r})"
     blocks = {name: re.sub(r"icechunk\.s3_storage\(.*\)", storage, code) for name, code in CLIENTS.items()}
     blocks["virtualizarr"] = blocks["virtualizarr"].replace("my-virtual", "ours")
@@ -155,7 +155,7 @@ def test_reading_an_object_that_is_overwritten_meanwhile_raises(
     np.testing.assert_allclose(scene["Rad"][1].values, decoded(granule(1).content), rtol=1e-6, atol=1e-6)
 
 
-def test_stores_of_several_days_are_one_array_if_they_fit(
+def test_stores_of_several_days_are_one_array_if_grid_type_scale_and_unit_are_equal(
     server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened, tmp_path: Path
 ) -> None:
     scans = [granule(minute) for minute in (0, 1, 24 * 60, 48 * 60)]

@@ -1,6 +1,6 @@
 """Virtual stores open in xarray through S3 with the values that netCDF4 and ecCodes read.
 
-The block of `docs/virtual-zarr.md` runs unchanged.
+The first code example of `docs/virtual-zarr.md` runs unchanged.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_scans_of_a_day_form_one_cube_with_the_bytes_of_each_object(
     granules = [Granule(minute=minute, blank=minute == 2, fletcher32=True) for minute in range(4)]
     for granule in granules:
         put(server, "noaa-goes19", granule.key, granule.content)
-    # Not in the order of the scans.
+    # The changes come in another order than the scans.
     follower.follow(contract, [change_of(scan) for scan in reversed(granules)])
     day = granules[0].start
     contents = [scan.content for scan in granules]
@@ -105,7 +105,7 @@ REAL_STORES = {
 
 
 @pytest.mark.parametrize(("real", "name"), REAL_STORES.items())
-def test_a_real_object_has_its_bytes_in_its_store(
+def test_the_store_of_a_real_object_has_the_bytes_of_the_object(
     real: str,
     name: str,
     server: str,
@@ -131,7 +131,7 @@ def test_a_real_object_has_its_bytes_in_its_store(
 def test_an_overwritten_object_is_left_out_until_its_item_is_updated(
     server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened
 ) -> None:
-    # Both have one size, so that only the ETag distinguishes the stored object from the Item's.
+    # Both objects have the same size, so that only the ETag distinguishes the stored object from that of the Item.
     granule, other = (Granule(minute=minute, zlib=False, shuffle=False) for minute in (7, 8))
     assert len(granule.content) == len(other.content)
     put(server, "noaa-goes19", granule.key, other.content)
@@ -200,20 +200,20 @@ def test_a_forecast_run_is_one_cube_with_the_values_that_eccodes_reads(
     the_same_in_icechunk(run, tmp_path / "icechunk")
 
 
-def the_same_in_icechunk(run: Any, place: Path) -> None:
+def the_same_in_icechunk(run: Any, folder: Path) -> None:
     import icechunk
     import xarray
 
-    assert write_icechunk(kfm.stores("hrrr"), str(place)) == run.sizes["valid_time"]
+    assert write_icechunk(kfm.stores("hrrr"), str(folder)) == run.sizes["valid_time"]
     noaa = icechunk.containers_credentials({"s3://noaa-hrrr-bdp-pds/": icechunk.s3_anonymous_credentials()})
-    storage = icechunk.local_filesystem_storage(str(place))
+    storage = icechunk.local_filesystem_storage(str(folder))
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=noaa)
     dataset = xarray.open_zarr(repository.readonly_session("main").store, consolidated=False, chunks=None)
     xarray.testing.assert_equal(dataset, run)
 
 
 def points_are_where_eccodes_has_them(run: Any, message: bytes) -> None:
-    """The message's first row is the first of `y`, the southernmost."""
+    """Check the corners; the message's first row, the southernmost, is the first of `y`."""
     to_degrees = pyproj.Proj(run["spatial_ref"].attrs["crs_wkt"])
     x, y = run["x"].values, run["y"].values
     assert (np.diff(y) > 0).all()

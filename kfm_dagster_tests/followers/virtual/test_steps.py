@@ -1,4 +1,4 @@
-"""Cube steps of objects, compared with libhdf5 and ecCodes, and refused objects."""
+"""Cube steps of objects equal what libhdf5 and ecCodes read; objects that no store can reference are refused."""
 
 from __future__ import annotations
 
@@ -107,21 +107,21 @@ def test_chunk_locations_equal_those_of_libhdf5(
         content = named.read()
     with h5py.File(io.BytesIO(content)) as file:
         expected, whole = file["v"], np.asarray(file["v"])
-        places = []
+        locations = []
         if expected.chunks:
             for number in range(expected.id.get_num_chunks()):
                 info = expected.id.get_chunk_info(number)
                 place = tuple(at // extent for at, extent in zip(info.chunk_offset, expected.chunks, strict=True))
-                places.append((place, info.byte_offset, info.size))
+                locations.append((place, info.byte_offset, info.size))
         elif expected.id.get_offset() is not None:
-            places.append(((0,) * len(shape), expected.id.get_offset(), whole.nbytes))
+            locations.append(((0,) * len(shape), expected.id.get_offset(), whole.nbytes))
 
     def look(root: Any) -> tuple[list[Any], bytes | None]:
         stored = root.dataset("v").storage
         return list(stored.chunks()), stored.values() if len(shape) < 2 else None
 
     dataset, read = read_hdf5(BytesSource(content), look)
-    assert dataset == sorted(places)
+    assert dataset == sorted(locations)
     assert read is None or read == whole.tobytes()
 
 
@@ -201,7 +201,7 @@ def test_content_that_no_store_can_reference_is_refused() -> None:
             read_cube_step(BytesSource(content), along=along)
 
 
-def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_indexed_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = file_of(v={"data": IMAGE, "chunksizes": (1, 1)}, w={"data": IMAGE, "chunksizes": (1, 1)})
     monkeypatch.setattr(hdf5_chunks, "MAX_CHUNKS", 24)
     monkeypatch.setattr(netcdf_step, "MAX_ALL_CHUNKS", 48)
@@ -250,7 +250,7 @@ CALLED = "TMP_2_m_above_ground"
 
 
 def gribberish_has(message_: bytes) -> Values | None:
-    """Return a message's values by the readers' codec, or None if it fails."""
+    """Return a message's values as gribberish, the codec of readers, decodes them, or None if it fails."""
     try:
         return np.asarray(gribberish.parse_grib_array(message_, 0)).reshape(decoded(message_).shape)
     except BaseException as error:
@@ -278,7 +278,7 @@ def message_packed_as(packing: str, *, missing: bool = False) -> bytes:
     return message_
 
 
-def test_referenced_messages_are_decoded_as_by_eccodes() -> None:
+def test_the_codec_decodes_referenced_messages_as_eccodes_does() -> None:
     for case in product((SPATIAL, SIMPLE, "grid_jpeg"), (False, True)):
         packing, missing = case
         message_ = message_packed_as(packing, missing=missing)
@@ -329,7 +329,7 @@ REAL = {
 
 
 @pytest.mark.parametrize("path", REAL)
-def test_real_messages_are_decoded_as_by_eccodes(shared_data: Path, path: str) -> None:
+def test_the_codec_decodes_real_messages_as_eccodes_does(shared_data: Path, path: str) -> None:
     content = (shared_data / "objects" / "noaa-hrrr-bdp-pds" / path).read_bytes()
     messages = messages_of(content)
     layers = {

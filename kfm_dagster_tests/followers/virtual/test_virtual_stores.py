@@ -33,7 +33,7 @@ FOLDER = "goes-abi/2025/2025-06-01"
 
 
 def shown(place: Path) -> dict[str, Any]:
-    """Return the list's entry and the document of each store of the day, by document name."""
+    """Return each store of the day by its document's name: the store's entry in the list, and the document."""
     folder = place / FOLDER
     if not (folder / "stores.json").is_file():
         return {}
@@ -46,7 +46,7 @@ def objects_of(place: Path) -> set[str]:
 
 
 def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]) -> dict[str, Any]:
-    """Publish stores of these Items at once, into an empty place."""
+    """Publish the stores of these Items in one call, into an empty folder."""
     with tempfile.TemporaryDirectory() as place:
         VirtualZarr(FolderPublisher(Path(place)), ObjectStores(object_root=root)).follow(
             contract, [change_of(granule) for granule in granules]
@@ -89,7 +89,7 @@ def test_stores_depend_only_on_the_current_items(
 
 @dataclass(frozen=True)
 class Stores:
-    """The place of the virtual stores, the folder of the provider's buckets, and the follower."""
+    """The folder of the virtual stores, the folder of the provider's buckets, and the follower."""
 
     contract: DatasetContract
     objects: Path
@@ -114,7 +114,9 @@ def stores(contract: DatasetContract, tmp_path: Path) -> Stores:
     return Stores(contract, objects, place, VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects)))
 
 
-def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: DatasetContract, tmp_path: Path) -> None:
+def test_after_a_crash_readers_see_either_the_old_stores_or_the_new_stores(
+    contract: DatasetContract, tmp_path: Path
+) -> None:
     before = [Granule(minute=minute, band=band) for minute in (0, 1, 2) for band in (13, 14)]
     late = [Granule(minute=3), Granule(minute=1, band=14, revision=1)]
     objects = tmp_path / "objects"
@@ -132,11 +134,11 @@ def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: Dataset
         assert shown(place) in (old, new)
         follower.follow(contract, changes)
         assert shown(place) == new
-    # Crash points: documents and lists are staged, published, and unlisted documents removed.
+    # The process died at each point where documents and lists are staged or published, or old documents removed.
     assert at > 15
 
 
-def test_an_unlisted_document_is_removed_with_the_next_list_but_one(stores: Stores) -> None:
+def test_a_document_that_is_no_longer_listed_is_removed_by_the_second_list_without_it(stores: Stores) -> None:
     for minute in range(4):
         stores.store(Granule(minute=minute))
         stores.follow(Granule(minute=minute))
@@ -167,7 +169,7 @@ def test_a_list_that_another_writer_replaced_is_not_overwritten(stores: Stores) 
     assert stores.uris() == {first.uri, second.uri}
 
 
-def test_a_chunk_index_is_read_once_in_its_own_request(stores: Stores, reads: list[int]) -> None:
+def test_the_chunk_index_of_each_object_is_read_once_in_one_request(stores: Stores, reads: list[int]) -> None:
     granules = [Granule(minute=minute) for minute in range(3)]
     stores.store(*granules)
     assert stores.follow(*granules) == Counter(added=3)
@@ -206,7 +208,9 @@ def without(granule: Granule, *names: str) -> ItemChange:
     return replace(changed, content=canonical(item))
 
 
-def test_an_unreachable_upload_in_parts_is_read_later(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_object_that_was_uploaded_in_parts_is_read_later(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The ETag of an upload in parts is not a checksum, so the Item has none.
     stores.store(Granule())
     answer, refusals = FolderObject.head, iter(["503"])
@@ -225,9 +229,9 @@ def test_an_unreachable_upload_in_parts_is_read_later(stores: Stores, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "what", ["gone", "cut", "another format", "another size", "another version", "no ETag", "elsewhere"]
+    "what", ["gone", "truncated", "another format", "another size", "another version", "no ETag", "elsewhere"]
 )
-def test_an_object_that_no_store_can_reference_is_left_out_alone(
+def test_only_the_object_that_no_store_can_reference_is_left_out(
     stores: Stores, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = Granule(minute=0), Granule(minute=1)
@@ -236,7 +240,7 @@ def test_an_object_that_no_store_can_reference_is_left_out_alone(
     match what:
         case "gone":
             path.unlink()
-        case "cut":
+        case "truncated":
             path.write_bytes(bad.content[:-1])
         case "another format":
             path.write_bytes(b"CDF\1" + bytes(len(bad.content) - 4))
