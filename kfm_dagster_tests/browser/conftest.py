@@ -40,7 +40,7 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 PATIENCE = 300_000
-"""Milliseconds that a page may take to show a run's start and end on a busy machine."""
+"""Milliseconds within which a page must show a run's start or end, also on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Running:
 def chromium() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 
-    # Ended with the module, since no other event loop can start in this thread while Playwright's runs.
+    # Playwright ends with the module: no other event loop can start in this thread while that of Playwright runs.
     executable = program(*CHROMIUM_NAMES, required_by="KFM_REQUIRE_BROWSER")
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:

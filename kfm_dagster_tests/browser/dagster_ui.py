@@ -1,4 +1,4 @@
-"""The Dagster UI's pages that the tests visit, by the words on the screen."""
+"""The pages of the Dagster UI that the tests visit. Elements are located by the words on the screen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PICTURE_WIDTH, PICTURE_HEIGHT = 1600, 900
 GROUP_HEIGHT = 260
-"""Pixels; enough that the whole graph fits with readable names."""
+"""Pixels for each group of assets; so the whole graph fits, with readable names."""
 
 
 def expect(shown: Locator) -> LocatorAssertions:
@@ -22,7 +22,7 @@ def expect(shown: Locator) -> LocatorAssertions:
 
 @dataclass(frozen=True, kw_only=True)
 class DagsterUi:
-    """A person at the browser."""
+    """The actions of a person at the browser."""
 
     page: Page
     url: str
@@ -40,7 +40,7 @@ class DagsterUi:
         return [text.strip() for text in self.page.locator("foreignObject").all_text_contents()]
 
     def open_job(self, name: str, *, partition: str | None = None) -> None:
-        """Open a job's page, with the partition chosen if there is one."""
+        """Open a job's page, with `partition` chosen if it is given."""
         chosen = f"?partition={partition}" if partition else ""
         self.page.goto(f"{self.url}/locations/kfm_dagster/jobs/{name}{chosen}")
 
@@ -82,7 +82,7 @@ class DagsterUi:
         return row.locator("td").nth(1).inner_text()
 
     def show_picture(self, name: str) -> Locator:
-        """Open the dialog of a Markdown value and return its picture."""
+        """Open the dialog of a Markdown value, and return the picture in the dialog."""
         self.page.get_by_text("[Show Markdown]").first.click()
         picture = self.page.get_by_role("dialog").get_by_role("img", name=name)
         expect(picture).to_be_visible()
@@ -90,6 +90,6 @@ class DagsterUi:
 
     def screenshot(self) -> bytes:
         size = self.page.viewport_size
-        # The middle of the page, because a document shows no more.
+        # Only the middle of the page, because a picture in a document shows no more.
         top = (size["height"] - PICTURE_HEIGHT) / 2
         return self.page.screenshot(clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})

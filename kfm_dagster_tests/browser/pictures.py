@@ -1,4 +1,4 @@
-"""Screenshots for the documents, made in few colours by the tests that walk the pages."""
+"""Screenshots for the documentation, saved in few colours by the tests that visit the pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL import Image
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 COLOURS = 256
-"""The most of a palette; an octree chooses them, because a median cut merges the few red and green points."""
+"""Colours of the palette, chosen by an octree, because a median cut would merge the few red and green points."""
 LEAST_BYTES, MOST_BYTES = 10_000, 120_000
 
 
 def keep_picture(screenshot: bytes, name: str, elsewhere: Path) -> None:
-    """Write a picture elsewhere, or below docs/images if KFM_WRITE_PICTURE=1; check its size."""
+    """Write a picture to `elsewhere`, or to docs/images if KFM_WRITE_PICTURE=1; check the file's size."""
     picture = (PICTURES if os.environ.get("KFM_WRITE_PICTURE") == "1" else elsewhere) / name
     Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(
         picture, optimize=True

@@ -1,4 +1,4 @@
-"""The console in a real browser: every page, by keyboard, on a phone, and decisions."""
+"""The console in a real browser: every page on a desktop and on a phone, and a decision by keyboard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEPTHS = {"kfm-nodd-primary": 12, "kfm-nodd-dlq": 0}
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 960}
 MOST_HEIGHT = 1200
-"""Pixels of a document's picture, enough for the front page's map."""
+"""Maximum height in pixels of a picture for the documentation; the front page's map still fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for number, dataset in enumerate(("goes-abi", "nexrad-l2", "hrrr"), 1):
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
     landed = pipeline.landing.land([SqsMessage(message_id=REJECTED, body="{" + 400 * "long")])
-    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed)
-    own_tx(pipeline.deliveries).record([came])
+    delivery = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed)
+    own_tx(pipeline.deliveries).record([delivery])
     own_tx(pipeline.deliveries).reject(
         [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON")]
     )
@@ -131,7 +131,7 @@ def sign_in(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["desk", "phone"])
-def test_every_page_is_whole_readable_and_accessible(
+def test_every_page_is_accessible_fits_the_screen_and_has_no_errors(
     chromium: Browser, served: Served, scheme: str, viewport: dict[str, int]
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
@@ -143,8 +143,8 @@ def test_every_page_is_whole_readable_and_accessible(
             page.goto(path)
             page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
             wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-            found = Axe().run(page, options=WCAG_AA)
-            wrong += [(path, one["id"], one["nodes"][0]["html"]) for one in found.response["violations"]]
+            violations = Axe().run(page, options=WCAG_AA).response["violations"]
+            wrong += [(path, violation["id"], violation["nodes"][0]["html"]) for violation in violations]
             broken = page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)")
             wrong += [(path, "a broken picture", source) for source in broken]
             wrong += [(path, "it scrolls sideways", wide)] if wide[0] > wide[1] else []
@@ -153,7 +153,7 @@ def test_every_page_is_whole_readable_and_accessible(
         assert [line for line in complaints if "404" not in line] == []
 
 
-def test_the_documents_pictures_can_be_made(chromium: Browser, served: Served, tmp_path: Path) -> None:
+def test_the_pictures_of_the_documentation_can_be_made(chromium: Browser, served: Served, tmp_path: Path) -> None:
     pages = {
         "console": "/",
         "console-unit": f"/units/{served.quarantined.wal_id}",

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 CHAIN = [node.asset for node in chain()]
 DAY, NEXT_DAY = "2025-04-02", "2025-04-03"
 """The days of the sample objects."""
-WHOLE = {
+INTACT = {
     ("goes-abi", DAY): 8,
     ("goes-abi", NEXT_DAY): 4,
     ("hrrr", DAY): 6,
@@ -30,7 +30,7 @@ WHOLE = {
     ("nexrad-l2", DAY): 4,
     ("nexrad-l2", NEXT_DAY): 4,
 }
-"""Numbers of whole objects in the buckets; one more GOES object of the first day is truncated."""
+"""(dataset, day) > number of intact objects in the buckets; one more GOES object of the first day is truncated."""
 
 
 def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
@@ -39,7 +39,7 @@ def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
 
 @pytest.fixture(scope="module")
 def first_run_id(ui: DagsterUi, running: Running) -> str:
-    """Start a run of NEXRAD's first day by two clicks on the job's page; return its id."""
+    """Start a run of NEXRAD's first day by two clicks on the job's page; return the run's id."""
     ui.open_job("ingest_nexrad_l2", partition=DAY)
     expect(ui.page.get_by_text("Ingest missing objects of NEXRAD Level II")).to_be_visible()
     ui.click("Materialize all")
@@ -71,7 +71,7 @@ def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
     ui: DagsterUi, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     groups = len(list(contracts))
-    # A chain for each dataset from the queue on, and one more edge from a radar's metadata to its beams.
+    # Each dataset has a chain that begins with the queue; one more edge leads from the radar's metadata to its beams.
     drawn = Counter(ui.open_asset_graph(edges=1 + len(CHAIN) * groups, groups=groups))
     assert [drawn[noun] for noun in CHAIN] == [groups] * len(CHAIN)
     assert drawn["path_arrival"] == 1
@@ -80,19 +80,19 @@ def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
 
 
 @pytest.mark.clause("DAG-08")
-def test_two_clicks_on_a_day_ingest_it(first_run: dict[str, NoddWalRecord], running: Running) -> None:
+def test_two_clicks_ingest_the_objects_of_a_day(first_run: dict[str, NoddWalRecord], running: Running) -> None:
     assert {record.dataset for record in first_run.values()} == {"nexrad-l2"}
-    assert len(succeeded(first_run)) == len(first_run) == WHOLE["nexrad-l2", DAY]
+    assert len(succeeded(first_run)) == len(first_run) == INTACT["nexrad-l2", DAY]
     for record in first_run.values():
         assert (running.catalog / str(record.stac_item_href)).is_file()
 
 
-def test_a_backfill_ingests_what_is_missing_and_leaves_what_succeeded(
+def test_a_backfill_ingests_missing_objects_and_leaves_succeeded_units_unchanged(
     first_run: dict[str, NoddWalRecord], backfill: None, running: Running
 ) -> None:
     records = {day: running.ledger(partition=day) for day in (DAY, NEXT_DAY)}
-    found = {key: len(succeeded(running.ledger(dataset=key[0], partition=key[1]))) for key in WHOLE}
-    assert found == WHOLE
+    counts = {key: len(succeeded(running.ledger(dataset=key[0], partition=key[1]))) for key in INTACT}
+    assert counts == INTACT
     assert {uri: records[DAY][uri] for uri in first_run} == first_run
     (failing,) = records[DAY].keys() - succeeded(records[DAY]).keys()
     assert records[DAY][failing].last_error_code == "truncated_object"
@@ -107,7 +107,7 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     assert "truncated_object" in failing
     assert "ABI-L2-CMIPC" in failing
     assert int(ui.shown("run_failed")) == 1
-    # The outcome is first, and the evidence last and behind a click; each unit links to the console.
+    # The outcome comes first; the evidence comes last and is shown after a click. Each unit links to the console.
     assert ui.labels()[:3] == ["outcome", "day", "failing_units"]
     assert ui.labels()[-1] == "evidence"
     assert ui.shown("evidence") == "[Show Markdown]"
@@ -118,6 +118,6 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     keep_picture(ui.screenshot(), "asset-page.png", tmp_path)
 
     ui.open_partition("goes_abi", "stac_items", NEXT_DAY)
-    assert int(ui.shown("run_units")) == int(ui.shown("items_created")) == WHOLE["goes-abi", NEXT_DAY]
+    assert int(ui.shown("run_units")) == int(ui.shown("items_created")) == INTACT["goes-abi", NEXT_DAY]
     assert Path(ui.shown("catalog")) == running.catalog / "catalog.json"
     assert ui.show_picture("footprints").evaluate("image => image.naturalWidth") > 0

@@ -1,4 +1,4 @@
-"""A new user's walk, led by the screens alone: `git clone`, `make demo`, `make ui`.
+"""A new user's walk, guided by the screens alone: `git clone`, `make demo`, `make ui`.
 
 The clone uses this environment's packages; CI installs them from a clean checkout.
 """
@@ -92,7 +92,7 @@ def borrow_environment(clone: Path) -> None:
 def make_ui(checkout: Path) -> Iterator[Screen]:
     """Type `make ui`, read its output, and end it as Ctrl-C does.
 
-    Only the port differs from a new user's, because 3000 and 3001 may be in use on this machine.
+    Only the port differs from that of a new user, because 3000 and 3001 are perhaps in use on this machine.
     """
     log, command = checkout / "ui.log", ["make", "ui", f"UI_ARGS=--port {free_port()}"]
     # A terminal sends Ctrl-C to all processes that were started in it.
@@ -102,21 +102,21 @@ def make_ui(checkout: Path) -> Iterator[Screen]:
 
 def _read(typed: subprocess.Popen[str], log: Path) -> Screen:
     until(lambda: "--mend" in log.read_text(encoding="utf-8") or typed.poll() is not None, log.read_text)
-    said = log.read_text(encoding="utf-8")
-    assert typed.poll() is None, said
-    console, token = re.search(r"the console, .*: (\S+)", said), re.search(rf"as {NEWCOMER} with the token (\S+)", said)
-    return Screen(console=console[1], token=token[1], mending=re.findall(r"^ +(kfm demo .*)$", said, re.MULTILINE))
+    text = log.read_text(encoding="utf-8")
+    assert typed.poll() is None, text
+    console, token = re.search(r"the console, .*: (\S+)", text), re.search(rf"as {NEWCOMER} with the token (\S+)", text)
+    return Screen(console=console[1], token=token[1], mending=re.findall(r"^ +(kfm demo .*)$", text, re.MULTILINE))
 
 
 def open_from_the_front(page: Page, matter: str) -> None:
-    """Follow a line of "What to look at", and the link to its first unit."""
+    """Follow a line of "What to look at", then the link to the first of the units."""
     page.get_by_role("link", name="Overview").click()
     page.get_by_role("region", name="What to look at").get_by_role("link", name=matter).click()
     page.get_by_role("region", name="Units").locator("tbody").get_by_role("link").first.click()
 
 
 @pytest.mark.timeout(2 * HANG_SECONDS + 120)
-def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_sees_it_succeed_and_who_decided(
+def test_a_newcomer_finds_why_units_failed_repairs_the_objects_retries_them_and_sees_them_succeed(
     chromium: Browser, checkout: Path
 ) -> None:
     shown = shell("make demo", checkout, seconds=HANG_SECONDS, variables=newcomers(checkout))
@@ -133,7 +133,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             [why] = [code for code in whys if code in page.locator("p.message.error").inner_text()]
             expect(page.get_by_text(whys.pop(why))).to_be_visible()
             key = page.get_by_role("heading", level=1).inner_text()
-            # The printed command acts as the provider, who uploads the object whole.
+            # The printed command acts as the provider, who uploads the complete object.
             [command] = screen.mending
             mended = shell(command, checkout, seconds=60, variables=newcomers(checkout))
             assert (mended.returncode, f"/{key} is whole\n" in mended.stdout) == (0, True)
@@ -164,8 +164,8 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
         entries = page.get_by_role("region", name="Governance log").locator("tr", has_text=REASON)
         expect(entries).to_have_count(2)
         for entry in entries.all():
-            for said in ("release", NEWCOMER, CHANGE):
-                expect(entry).to_contain_text(said)
+            for text in ("release", NEWCOMER, CHANGE):
+                expect(entry).to_contain_text(text)
         page.get_by_role("link", name="Overview").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Nothing needs attention")
         page.get_by_role("link", name="1 message rejected within a day").click()

@@ -46,9 +46,7 @@ def evaluator(home: Path) -> Iterator[AlertEvaluator]:
     database.dispose()
 
 
-def test_the_list_has_firing_alerts_and_with_the_option_days_also_resolved_alerts(
-    evaluator: AlertEvaluator, call: Call
-) -> None:
+def test_firing_alerts_are_listed_and_with_days_also_resolved_alerts(evaluator: AlertEvaluator, call: Call) -> None:
     answer = call("list", "--json")
     [alert] = answer.rows
     assert answer.code == ExitCode.DONE

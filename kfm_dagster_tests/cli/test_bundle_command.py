@@ -58,9 +58,7 @@ def test_an_unpublishable_release_leaves_neither_key_nor_bundle(
     assert opened or not home.exists()
 
 
-def test_no_key_is_created_if_the_bundle_cannot_be_written(
-    recorded: None, call: Call, home: Path, tmp_path: Path
-) -> None:
+def test_no_key_is_created_for_an_unwritable_bundle(recorded: None, call: Call, home: Path, tmp_path: Path) -> None:
     (tmp_path / "there" / "PTN_EXPORT").mkdir(parents=True)
     (tmp_path / "there" / "PTN_EXPORT" / "mine.txt").touch()
     before = state_of(tmp_path)

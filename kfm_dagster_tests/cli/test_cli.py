@@ -305,9 +305,7 @@ def test_bad_input_gives_one_error_line_and_changes_nothing(
     assert not faults
 
 
-def test_a_drain_is_refused_if_the_queue_answers_but_the_database_does_not(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_is_refused_if_only_the_queue_answers(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "depth", lambda queue: None)
     monkeypatch.setenv("KFM_WAL_DSN", DOWN)
     line = "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1"

@@ -71,9 +71,7 @@ def test_recorded_readings_are_printed_and_judged(
 
 
 @pytest.mark.clause("PCS-10")
-def test_with_a_wrong_clock_the_command_ends_with_exit_code_4(
-    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_wrong_clock_the_exit_code_is_4(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     set_kernel(monkeypatch, KEPT)
     assert call()[0] == ExitCode.DONE
     ClockLog(database).record([server(5.0, hours=1)])

@@ -114,9 +114,7 @@ def test_an_object_outside_the_listing_sets_is_checked_with_a_warning(
 
 
 @pytest.mark.clause("BEY-18")
-def test_an_object_whose_key_has_no_time_is_checked_with_the_modification_day_of_its_file(
-    call: Call, tmp_path: Path
-) -> None:
+def test_a_key_without_a_time_is_checked_with_the_modification_day_of_the_file(call: Call, tmp_path: Path) -> None:
     [(bucket, key, content)] = ndfd_samples(DAY, 1)
     path = tmp_path / "nodd" / bucket / key
     path.parent.mkdir(parents=True)

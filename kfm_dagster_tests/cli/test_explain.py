@@ -157,9 +157,7 @@ def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, cal
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_node_skipped_in_a_reexecution_under_another_contract_has_the_cause_other_inputs(
-    deployment: Pipeline, dagster_runs: None, call: Call
-) -> None:
+def test_a_skip_under_another_contract_has_its_own_cause(deployment: Pipeline, dagster_runs: None, call: Call) -> None:
     clock = deployment.clock
     clock.now = chain.START + timedelta(minutes=30, seconds=2)
     deployment.registry = ContractRegistry.of(
@@ -272,9 +270,7 @@ def test_the_table_is_readable_in_eighty_columns(
 
 
 @pytest.mark.clause("RSP-09")
-def test_the_id_of_a_unit_or_item_selects_its_run_and_latest_selects_the_newest_ingest(
-    deployment: Pipeline, call: Call
-) -> None:
+def test_a_unit_or_item_id_selects_its_run_and_latest_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
     record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
         assert account_of(call, str(name))["run_id"] == WORKED

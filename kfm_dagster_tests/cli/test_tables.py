@@ -139,14 +139,12 @@ def test_a_row_is_a_line_of_a_table_or_a_json_object(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     at = datetime(2026, 1, 31, 6, tzinfo=UTC)
-    switch = KillSwitch(
-        dataset="hrrr", engaged_at=at, engaged_by="anna", reason="why", change_ref=None, expires_at=None
-    )
-    show_rows([switch], ("engaged_at", "dataset", "expires_at"))
+    row = KillSwitch(dataset="hrrr", engaged_at=at, engaged_by="anna", reason="why", change_ref=None, expires_at=None)
+    show_rows([row], ("engaged_at", "dataset", "expires_at"))
     assert capsys.readouterr().out.splitlines()[-2].split() == ["2026-01-31T06:00:00Z", "hrrr"]
-    show_rows([switch, {"all": [switch], "by": {"x": switch}}], (), as_json=True)
+    show_rows([row, {"all": [row], "by": {"x": row}}], (), as_json=True)
     whole, holder = map(json.loads, capsys.readouterr().out.splitlines())
-    assert whole == {**asdict(switch), "engaged_at": "2026-01-31T06:00:00.000000Z"}
+    assert whole == {**asdict(row), "engaged_at": "2026-01-31T06:00:00.000000Z"}
     assert holder == {"all": [whole], "by": {"x": whole}}
 
 

@@ -224,7 +224,7 @@ def test_the_front_page_links_to_the_rejections_and_each_rejection_to_its_messag
     assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
 
 
-def test_the_page_of_a_message_has_no_reasons_of_a_message_whose_id_only_begins_alike(
+def test_the_page_of_a_message_has_no_reasons_of_a_message_with_a_longer_id(
     browser: TestClient, pipeline: Pipeline
 ) -> None:
     longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
@@ -256,9 +256,7 @@ def test_pages_of_rejections_are_complete_although_all_rejections_of_a_batch_hav
         assert [(row["message_id"], row["record_index"]) for row in rows] == whole
 
 
-def test_the_pages_of_rejections_apply_the_filter_in_the_url(
-    browser: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_of_rejections_apply_the_filter_in_the_url(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
     page = browser.get("/rejected?message=message").text
     assert "s3://b/" not in page

@@ -125,7 +125,7 @@ def test_an_answer_is_sent_even_after_the_deadline_of_its_request(monkeypatch: p
         slow.close()
 
 
-def test_beyond_the_limit_of_connections_the_connection_that_waits_longest_is_closed(
+def test_at_the_limit_the_connection_that_has_waited_longest_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounds, "MOST_CONNECTIONS", 3)

@@ -61,15 +61,15 @@ def attempts() -> list[Attempt]:
 
 
 def audit_lines(recorded: Sequence[StageTransition]) -> Iterator[bytes]:
-    for number, each in enumerate(recorded):
+    for number, transition in enumerate(recorded):
         event: dict[str, Any] = {
             "seq": number,
             "event": "transition",
-            "stage": each.stage,
-            "run_id": each.run_id,
-            "from": each.from_state,
-            "to": each.to_state,
-            "at": each.at.isoformat(),
+            "stage": transition.stage,
+            "run_id": transition.run_id,
+            "from": transition.from_state,
+            "to": transition.to_state,
+            "at": transition.at.isoformat(),
             "note": NOTE,
         }
         yield json.dumps(event, ensure_ascii=False).encode() + b"\n"

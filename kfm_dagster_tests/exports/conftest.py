@@ -32,7 +32,7 @@ def _run_twice(folder: Path, database_url: str) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with home, objects and database of both runs, for the tests to copy."""
+    """Create a folder with home, objects and database of two runs, which the tests copy."""
     folder = tmp_path_factory.mktemp("two-runs")
     _run_twice(folder, migrated_sqlite(folder / "kfm.db")).close()
     return folder
@@ -60,7 +60,7 @@ def with_awkward_names(pipeline: Pipeline, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def governed(contracts: ContractRegistry) -> ContractRegistry:
-    """Return the contracts, those of the Collection nexrad-l2 with restricted sensitivity."""
+    """Return the contracts; those of the Collection nexrad-l2 have restricted sensitivity."""
     return ContractRegistry.of(
         contract.model_copy(
             update={"governance": contract.governance.model_copy(update={"sensitivity": "restricted"})}

@@ -15,9 +15,9 @@ Gpg = Callable[..., subprocess.CompletedProcess[str]]
 
 @contextmanager
 def own_gpg() -> Iterator[Gpg]:
-    """Yield a function that runs gpg, whose agent ends with the block; skip without gpg."""
+    """Yield a function that runs gpg; on exit, end gpg's agent. Skip the test if gpg is missing."""
     gpg = program("gpg", required_by="KFM_REQUIRE_GPG")
-    # The path must be short: it has the agent's socket, whose name is limited to 107 bytes.
+    # The folder's path must be short: the path of the agent's socket in it is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="kfm-gpg-", ignore_cleanup_errors=True) as home:
 
         def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

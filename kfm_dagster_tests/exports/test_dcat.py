@@ -129,9 +129,9 @@ def test_a_dataset_has_its_distributions_and_the_run_state_of_its_latest_run(
 def test_a_published_catalog_has_its_public_address_and_contact(pipeline: Pipeline, tmp_path: Path) -> None:
     address, contact = "https://weather.example.org/stac/", "mailto:catalog@example.org"
     graph = read(export(pipeline, tmp_path / "out", catalog=address, contact=contact))
-    places = {str(place) for place in graph.objects(None, DCAT.accessURL)}
-    assert f"{address}nexrad-l2/collection.json" in places
-    assert all(place.startswith("https://") for place in places)
+    urls = {str(url) for url in graph.objects(None, DCAT.accessURL)}
+    assert f"{address}nexrad-l2/collection.json" in urls
+    assert all(url.startswith("https://") for url in urls)
     [catalog] = graph.subjects(RDF.type, DCAT.Catalog)
     for subject in (catalog, DATASET):
         [point] = graph.objects(subject, DCAT.contactPoint)
@@ -172,7 +172,9 @@ def test_a_governed_dataset_s_run_state_does_not_name_the_dataset(
     assert "nexrad-l2." not in str(graph.value(DATASET, ADMS.versionNotes))
 
 
-def test_a_collection_without_its_contract_is_refused_before_writing(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_a_collection_without_a_contract_is_refused_before_any_file_is_written(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
     others = ContractRegistry.of(contract for contract in pipeline.registry if contract.stac.collection != "nexrad-l2")
     with pytest.raises(ContractError, match="nexrad-l2"):
         export(pipeline, tmp_path / "out", others)

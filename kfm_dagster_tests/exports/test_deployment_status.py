@@ -101,7 +101,7 @@ def fired(planted: Planted) -> None:
     evaluator_of(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
 
 
-def taken_on(planted: Planted) -> None:
+def acknowledged(planted: Planted) -> None:
     fired(planted)
     AlertStore(planted.pipeline.database, clock=planted.clock).acknowledge(1, PERSON)
 
@@ -113,7 +113,7 @@ def silent(planted: Planted, product: str = "volumes") -> None:
     planted.pipeline.gaps.look_at([window], at=now)
 
 
-def put_off(planted: Planted) -> None:
+def deferred(planted: Planted) -> None:
     pipeline = planted.pipeline
     pipeline.catalog.register(candidates(pipeline.registry, [goes(0)]), fence=open_fence)
     mirror = Mirror()
@@ -148,7 +148,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
         quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm units cases --dataset nexrad-l2",
         "/units?dataset=nexrad-l2&status=quarantined&code=moved_radar",
     ),
-    "a unit that is tried again": (
+    "a unit that is retried": (
         retried, "know", "1 unit of nexrad-l2 failed: object_unavailable; none without another attempt",
         "kfm units list --dataset nexrad-l2 --status failed --error-code object_unavailable",
         "/units?dataset=nexrad-l2&status=failed&code=object_unavailable",
@@ -157,7 +157,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
         switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm resume nexrad-l2",
         "/datasets/nexrad-l2",
     ),
-    "an override of one person": (
+    "an override that one person proposed": (
         proposed, "now", "release of 1 unit, proposed by jane, waits for a second person", "kfm governance approve 1",
         "/decisions",
     ),
@@ -166,14 +166,14 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
         "/alerts?rule=covariance",
     ),
     "an alert that a person has acknowledged": (
-        taken_on, "know", "alert covariance (warning) of nexrad-l2.metadata_extract G7, acknowledged by person",
+        acknowledged, "know", "alert covariance (warning) of nexrad-l2.metadata_extract G7, acknowledged by person",
         "kfm alerts list", "/alerts?rule=covariance",
     ),
     "a silent product": (
         silent, "now", "1 silent product of nexrad-l2", "kfm gaps --dataset nexrad-l2", "/gaps?dataset=nexrad-l2"
     ),
-    "a follower that was put off": (
-        put_off, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet", None
+    "a follower that is deferred": (
+        deferred, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet", None
     ),
     "a lineage backend that refuses": (
         lineage_refused, "know", "the lineage backend lacks 1 file: http transport: HTTPError: 422",
@@ -184,7 +184,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
         "kfm units rejected --reason malformed_json", "/rejected?reason=malformed_json",
     ),
 }  # fmt: skip
-UNDATED = {"a follower that was put off", "a message that was rejected"}
+UNDATED = {"a follower that is deferred", "a message that was rejected"}
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -238,7 +238,7 @@ def test_units_pending_longer_than_the_limit_without_a_run_are_late(
     assert planted.matters() == []
 
 
-def test_pending_units_of_a_dataset_not_in_kfm_datasets_are_listed_at_once(planted: Planted) -> None:
+def test_pending_units_of_a_dataset_not_in_kfm_datasets_are_listed_without_delay(planted: Planted) -> None:
     planted.unit()
     settings = planted.pipeline.settings
     for followed, nexts in (("goes-abi, hrrr", ["add nexrad-l2 to KFM_DATASETS"]), ("nexrad-l2", []), ("", [])):
@@ -276,7 +276,7 @@ def test_discarded_units_and_old_rejections_are_not_listed(planted: Planted) -> 
     assert planted.matters() == []
 
 
-def test_urgent_items_come_first_the_oldest_before_the_others(planted: Planted) -> None:
+def test_urgent_items_come_before_notices_and_older_items_before_newer_ones(planted: Planted) -> None:
     for plant in (switched_off, quarantined, silent):
         began = planted.clock()
         plant(planted)

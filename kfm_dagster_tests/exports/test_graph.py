@@ -36,7 +36,7 @@ EMPTY_DAY = "2024-02-29"
 
 @dataclass
 class Graph:
-    """Edges, and nodes' properties by label, key and value."""
+    """The edges, and the properties of each node by its label, key name and key value."""
 
     nodes: dict[tuple[str, str, str], dict[str, str]] = field(default_factory=dict)
     edges: set[tuple[tuple[str, str, str], str, tuple[str, str, str]]] = field(default_factory=set)
@@ -137,7 +137,7 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
-def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_a_newer_export_loaded_over_an_older_one_gives_the_newer_graph(pipeline: Pipeline, tmp_path: Path) -> None:
     with engine() as updated, engine() as fresh:
         old = exported(pipeline, tmp_path / "out")
         updated.load(tmp_path / "out")
@@ -181,7 +181,9 @@ def test_outputs_with_equal_bytes_have_separate_lineages(pipeline: Pipeline, tmp
 
 @pytest.mark.one_database
 @pytest.mark.clause("RSP-13")
-def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path) -> None:
+def test_the_graph_does_not_name_a_governed_dataset(
+    pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path
+) -> None:
     graph = exported(pipeline, tmp_path / "out", governed)
     assert f"{governed['nexrad-l2'].public_id}.settle@{DAY}" in {
         properties.get("node") for properties in graph.nodes.values()
@@ -207,7 +209,7 @@ def test_an_export_that_fails_leaves_the_earlier_files(
 
 
 @pytest.mark.one_database
-def test_a_literal_is_one_line_and_an_engine_reads_the_same_text() -> None:
+def test_an_engine_reads_each_text_back_from_its_literal_which_is_one_line() -> None:
     with engine() as database:
 
         @settings(deadline=None)
@@ -235,7 +237,7 @@ def item_of(item: chain.StoredObject) -> str:
 
 
 def announced_later(pipeline: Pipeline, root: Path, items: list[chain.StoredObject]) -> None:
-    """Announce the items with event times a minute ahead: later than the listed files."""
+    """Announce the objects with event times a minute ahead, so that they are later than the listed files."""
     chain.put(root, items)
     chain.notify(pipeline, *items, event_time=datetime.now(UTC) + timedelta(minutes=1))
 
@@ -245,7 +247,7 @@ def answers(database: Engine) -> list[list[str]]:
 
 
 def history(database: Engine, item: chain.StoredObject) -> list[str]:
-    """Return the states of an object's Items; each Item that is not current must have its end."""
+    """Return the states of an object's Items; check that exactly the current Item has no end of validity."""
     rows = database.ask(
         "MATCH (i:Item)-[:WAS_DERIVED_FROM]->(:Object {uri: $uri}) RETURN i.state, i.valid_to IS NULL ORDER BY i.state",
         uri=item.uri,
@@ -264,7 +266,7 @@ def test_an_engine_returns_the_items_of_an_object_also_after_a_rollback(pipeline
         announced_later(pipeline, tmp_path / "objects", [renumbered(REVISED), NEW])
         failed = run_until(pipeline, Settle.operator, point="computed", run_id=LATER)
         load(pipeline, tmp_path / "between", updated)
-        # The new version's Item has replaced the old one: the query is by the object's URI.
+        # The Item of the new version has replaced that of the old version, as the query is by the object's URI.
         assert answers(updated) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
         assert [history(updated, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
 
@@ -329,7 +331,7 @@ class Engine:
         self._connection = connection
 
     def load(self, folder: Path, statements: str | None = None) -> None:
-        """Run the export's schema, and `statements` instead of the export's own."""
+        """Run the export's schema, then the export's statements or, instead of these, `statements`."""
         self._connection.execute((folder / "schema.cypher").read_text(encoding="utf-8"))
         self._connection.execute(statements or (folder / "graph.cypher").read_text(encoding="utf-8"))
 
@@ -351,7 +353,7 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Open an empty database. Its memory is bounded; by default it takes 80 % of the machine's."""
+    """Open an empty database. Its memory is bounded, as the default is 80 % of the machine's memory."""
     with (
         ladybug.Database(":memory:", buffer_pool_size=128 << 20, max_num_threads=1, max_db_size=1 << 30) as database,
         ladybug.Connection(database) as connection,

@@ -68,7 +68,7 @@ SEVERITIES = {
     "NODD-ENERGY-PER-UNIT-WARN": "info",
     "NODD-LINEAGE-AGE-WARN": "warning",
 }
-"""Severities of alerts: those with the specification's ids, and our own."""
+"""Alert > severity, for the alerts of the specification and for our own."""
 OWN_ALERTS = {"NODD-LINEAGE-AGE-WARN"}
 NAME = re.compile(r"\b(?:nodd_sns_\w+|kfm_run_state_\w+|nodd:[\w:]+)")
 VARIABLES = {
@@ -133,7 +133,7 @@ def test_promtool_accepts_configuration_and_rules() -> None:
 
 
 @pytest.mark.clause("TEL-04")
-def test_an_alert_fires_above_its_threshold_and_not_at_it() -> None:
+def test_an_alert_fires_above_its_threshold_and_not_at_the_threshold() -> None:
     promtool("test", "rules", *RULES_TESTS)
 
 
@@ -146,7 +146,7 @@ def test_every_alert_has_a_test_above_and_at_its_threshold() -> None:
         assert any("value: 0" in line or alert == "NODD-REPLAY-VOLUME-WARN" for line in checks), alert
 
 
-def test_replays_pause_at_the_queue_age_of_the_alert() -> None:
+def test_replays_pause_at_the_queue_age_at_which_the_alert_fires() -> None:
     [alert] = [rule for rule in rules() if rule.get("alert") == "NODD-Q-AGE-CRIT"]
     assert alert["expr"] == f"nodd:queue_age_seconds:p90 > {QUEUE_AGE_SLO_SECONDS:g}"
 
@@ -181,7 +181,7 @@ def test_the_dashboard_has_the_document_s_title_variables_and_groups() -> None:
 
 @pytest.fixture
 def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Query a real Prometheus that scrapes `kfm console` and evaluates the rules every second."""
+    """Yield a function that queries a real Prometheus, which scrapes `kfm console` and evaluates the rules."""
     prometheus, console, port = binary("prometheus"), free_port(), free_port()
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -243,7 +243,7 @@ def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
 
     for expr in queries():
         result = ask("query", query=expr)["result"]
-        # This deployment has no queue, and a recording rule may have no samples yet.
+        # This deployment has no queue, and a recording rule has perhaps no samples yet.
         if "nodd:" not in expr and "queue_depth" not in expr:
             assert result, expr
 
@@ -256,7 +256,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture
 def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
-    """Open a pipeline without runs; the room's own fixture has two."""
+    """Open a pipeline without runs, unlike the fixture of conftest.py, which has two runs."""
     opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     yield opened
     opened.close()
@@ -311,9 +311,7 @@ def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
 
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
-def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
+def test_every_specified_metric_is_exposed_with_its_labels_and_documented(pipeline: Pipeline, tmp_path: Path) -> None:
     ingest(pipeline, chain.volumes(1), tmp_path / "objects")
     node = f"{DATASET}.integrity_check"
     assert ("kfm_run_state_skips_total", frozenset({("dataset_id", node)})) not in values(pipeline)
@@ -414,7 +412,7 @@ def test_units_of_the_bulk_lane_do_not_count_in_the_latency(pipeline: Pipeline, 
 
 
 @pytest.mark.one_database
-def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_an_attempt_that_lost_its_claim_is_counted_as_a_conflict(pipeline: Pipeline, tmp_path: Path) -> None:
     items = chain.volumes(2)
     chain.put(tmp_path / "objects", items)
     chain.take(pipeline, chain.announce([item.event() for item in items], registry=pipeline.registry))
@@ -442,7 +440,7 @@ def test_counters_are_compacted_and_a_rolled_back_increment_is_not_counted(pipel
 
 
 @pytest.mark.clause("TEL-04")
-def test_the_queue_age_is_that_of_unfinished_live_units(pipeline: Pipeline) -> None:
+def test_the_queue_age_is_the_age_of_unfinished_live_units(pipeline: Pipeline) -> None:
     labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
     # The event's clock is ahead of ours.
@@ -466,7 +464,7 @@ def test_the_queue_age_is_that_of_unfinished_live_units(pipeline: Pipeline) -> N
 
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
-def test_the_depth_counts_visible_messages_and_all_dead_letters_and_is_absent_without_an_answer(
+def test_depths_count_visible_messages_and_all_dead_letters_and_are_absent_if_a_queue_does_not_answer(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, connect = pipeline.settings, Mock()

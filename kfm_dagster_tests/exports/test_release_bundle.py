@@ -87,7 +87,9 @@ def bundle(original: Written) -> Iterator[Written]:
 @pytest.mark.clause("PCS-19")
 @settings(max_examples=60, deadline=None)
 @given(flip=FLIPS)
-def test_a_flipped_bit_is_refused_with_its_file_s_name(original: Written, flip: tuple[str, float, int]) -> None:
+def test_a_bundle_with_a_flipped_bit_is_refused_with_the_name_of_the_file(
+    original: Written, flip: tuple[str, float, int]
+) -> None:
     path, share, bit = flip
     content = bytearray(original.contents[path])
     content[int(share * len(content))] ^= 1 << bit
@@ -239,26 +241,26 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a path out of the bundle": (renamed("../audit.jsonl"), "it names '../audit.jsonl'"),
     "a path with an escape": (renamed("audit\x1b[2J.jsonl"), r"it names 'audit\x1b[2J.jsonl'"),
     "a file twice": (renamed(SUMMED[0]), f"it names '{SUMMED[0]}'"),
-    "a file less": (lambda m: changed(m, lambda d: d["files"].pop()), f"it names no {SUMMED[-1]}"),  # type: ignore[attr-defined]
+    "one file less": (lambda m: changed(m, lambda d: d["files"].pop()), f"it names no {SUMMED[-1]}"),  # type: ignore[attr-defined]
     "no file": (lambda m: changed(m, lambda d: d.update(files=[])), f"it names no {SUMMED[0]}"),
     "another order": (lambda m: changed(m, lambda d: d["files"].reverse()), "files in another order"),  # type: ignore[attr-defined]
-    "a key more": (lambda m: changed(m, lambda d: d.update(run="rm")), "run: Extra inputs"),
-    "a size that is none": (lambda m: changed(m, lambda d: d["files"][0].update(size=-1)), "files.0.size"),  # type: ignore[index]
-    "a sum that is none": (lambda m: changed(m, lambda d: d["files"][0].update(sha256="")), "files.0.sha256"),  # type: ignore[index]
+    "one key more": (lambda m: changed(m, lambda d: d.update(run="rm")), "run: Extra inputs"),
+    "an invalid size": (lambda m: changed(m, lambda d: d["files"][0].update(size=-1)), "files.0.size"),  # type: ignore[index]
+    "an invalid digest": (lambda m: changed(m, lambda d: d["files"][0].update(sha256="")), "files.0.sha256"),  # type: ignore[index]
     "a key twice": (lambda m: m + lines_of(m)[1].encode(), "not in the form that an export writes"),
     "a list": (lambda _: OPENING + b"[]\n", "the document: Input should be a valid dictionary"),
-    "no YAML": (lambda _: b"{", "not YAML"),
+    "not YAML": (lambda _: b"{", "not YAML"),
     "an object of Python": (lambda _: b"!!python/object/apply:os.getpid []\n", "not YAML"),
 }
 
 
 def test_a_signed_manifest_in_another_form_is_refused(bundle: Written) -> None:
-    for case, (change, expected) in HOSTILE.items():
+    for fault, (change, expected) in HOSTILE.items():
         bundle.sign_again(change(bundle.contents[MANIFEST]))
-        assert f"observed {MANIFEST} is not a bundle's manifest: {expected}" in bundle.refusal(), case
+        assert f"observed {MANIFEST} is not a bundle's manifest: {expected}" in bundle.refusal(), fault
 
 
-def test_a_huge_file_is_not_read_whole(bundle: Written) -> None:
+def test_a_huge_file_is_refused_without_being_read_completely(bundle: Written) -> None:
     too_long = "has more than 1048576 bytes"
     instead = f"has {1 << 40} bytes instead of {len(bundle.contents['audit.jsonl'])}"
     for path, text in ((MANIFEST, too_long), (SIGNATURE, too_long), ("audit.jsonl", instead)):
@@ -339,7 +341,7 @@ def test_gpg_verifies_the_signature_and_refuses_another_manifest(bundle: Written
 
 
 @pytest.mark.clause("PCS-19")
-def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(bundle: Written) -> None:
+def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_bundle(bundle: Written) -> None:
     if (sha256sum := shutil.which("sha256sum")) is None:
         pytest.skip("no sha256sum on the PATH")
 
@@ -374,7 +376,7 @@ def test_the_same_data_give_the_same_bytes_in_any_environment(
     assert digests.split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
 
 
-def test_a_later_bundle_replaces_a_damaged_empty_one(tmp_path: Path, signer: BundleSigner) -> None:
+def test_a_later_bundle_replaces_a_damaged_bundle_without_runs(tmp_path: Path, signer: BundleSigner) -> None:
     folder = tmp_path / "deep" / "PTN_EXPORT"
     write_release(bundle_sample.empty_release(), folder, signer)
     _, manifest = verify_release(folder, [signer.certificate])
@@ -401,7 +403,7 @@ def test_a_later_bundle_replaces_a_damaged_empty_one(tmp_path: Path, signer: Bun
     ],
     ids=["a file", "another folder", "another manifest", "a note", "a certificate", "a link"],
 )
-def test_files_that_are_not_an_export_s_are_kept(files: dict[str, bytes], tmp_path: Path, signer: BundleSigner) -> None:
+def test_files_that_no_export_wrote_are_kept(files: dict[str, bytes], tmp_path: Path, signer: BundleSigner) -> None:
     for path, content in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content)
@@ -432,7 +434,7 @@ class Interrupted(list[bytes]):
         ({"dim_report": {"p_dim": float("nan")}}, ValueError, "NaN|nan|JSON"),
     ],
 )  # fmt: skip
-def test_an_unfinished_bundle_leaves_only_the_earlier_one(
+def test_if_writing_a_bundle_fails_only_the_earlier_bundle_remains(
     changes: dict[str, object], error: type[BaseException], message: str, tmp_path: Path, signer: BundleSigner
 ) -> None:
     write_release(bundle_sample.empty_release(), tmp_path / "PTN_EXPORT", signer)
@@ -443,7 +445,7 @@ def test_an_unfinished_bundle_leaves_only_the_earlier_one(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_bundle_that_cannot_be_moved_to_its_folder_leaves_the_earlier_one(
+def test_if_a_bundle_cannot_be_moved_to_its_folder_the_earlier_bundle_remains(
     tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "PTN_EXPORT"
@@ -463,7 +465,7 @@ def test_a_bundle_that_cannot_be_moved_to_its_folder_leaves_the_earlier_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
 
 
-def test_a_key_of_a_version_unknown_to_gpg_is_refused(tmp_path: Path) -> None:
+def test_a_signing_key_of_a_version_that_gpg_does_not_know_is_refused(tmp_path: Path) -> None:
     import pysequoia
 
     with pytest.raises(KfmError, match=r"makes no signature that gpg verifies.*version 4"):

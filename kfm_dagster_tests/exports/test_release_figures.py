@@ -48,7 +48,7 @@ def test_the_graph_has_every_state_and_the_count_of_each_transition() -> None:
     for copies in (0, 1, 3):
         transitions = bundle_sample.transitions() * copies
         svg = state_transitions_svg(MACHINE, transitions)
-        recorded = Counter((each.from_state, each.to_state) for each in transitions)
+        recorded = Counter((transition.from_state, transition.to_state) for transition in transitions)
         edges = [(edge.origin, edge.to) for edge in MACHINE.transitions]
         assert counts(svg) == {"-".join(edge): str(recorded[edge]) for edge in edges}
         shown = texts(svg)
@@ -63,7 +63,7 @@ def test_the_graph_has_every_state_and_the_count_of_each_transition() -> None:
 
 def test_a_transition_unknown_to_the_machine_is_drawn_dashed() -> None:
     transitions = [*bundle_sample.transitions(), back_to_pending(bundle_sample.transitions()[0])]
-    known, unknown = (state_transitions_svg(MACHINE, each) for each in (transitions[:-1], transitions))
+    known, unknown = (state_transitions_svg(MACHINE, shown) for shown in (transitions[:-1], transitions))
     assert counts(unknown) == {**counts(known), "failed-pending": "1"}
     assert (known.count(b"edge override"), unknown.count(b"edge override")) == (0, 1)
 
@@ -76,7 +76,7 @@ def timeline(stages: Sequence[str], shown: Any) -> Any:
 
 
 def drawn(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> dict[str, list[tuple[object, str]]]:
-    """Return the drawn marks by kind: time and stage."""
+    """Return time and stage of each drawn mark, by the mark's kind."""
     from matplotlib.dates import num2date
 
     stages = stages_in_order(transitions, attempts)
@@ -93,13 +93,16 @@ def drawn(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -
 
 
 @pytest.mark.clause("PCS-19")
-def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stage_s_row() -> None:
+def test_the_timeline_marks_every_retry_replay_and_rollback_in_the_row_of_its_stage() -> None:
     transitions, attempts = bundle_sample.transitions(), bundle_sample.attempts()
     assert stages_in_order(transitions, attempts) == STAGES
     expected: dict[str, list[tuple[object, str]]] = {
-        kind: [(each.at, each.stage) for each in attempts if each.kind == kind] for kind in ("retry", "replay")
+        kind: [(attempt.at, attempt.stage) for attempt in attempts if attempt.kind == kind]
+        for kind in ("retry", "replay")
     }
-    expected["rollback"] = [(each.at, each.stage) for each in transitions if each.to_state == "rolled_back"]
+    expected["rollback"] = [
+        (transition.at, transition.stage) for transition in transitions if transition.to_state == "rolled_back"
+    ]
     assert drawn(transitions, attempts) == expected
     assert {kind: len(points) for kind, points in expected.items()} == {"retry": 3, "replay": 1, "rollback": 1}
 
@@ -110,11 +113,11 @@ def test_the_timeline_shows_the_duration_and_number_of_an_attempt() -> None:
     attempts = bundle_sample.attempts()
     axes = timeline(STAGES, marks([], attempts))
     lasted = [tuple(line.get_xdata()) for line in axes.lines]
-    assert sorted(lasted) == sorted((each.at, each.ended) for each in attempts if each.ended is not None)
-    assert sorted(text.get_text() for text in axes.texts) == sorted(str(each.number) for each in attempts)
+    assert sorted(lasted) == sorted((attempt.at, attempt.ended) for attempt in attempts if attempt.ended is not None)
+    assert sorted(text.get_text() for text in axes.texts) == sorted(str(attempt.number) for attempt in attempts)
     first, last = (num2date(limit) for limit in axes.get_xlim())
-    assert first < min(each.at for each in attempts)
-    assert last > max(each.ended or each.at for each in attempts)
+    assert first < min(attempt.at for attempt in attempts)
+    assert last > max(attempt.ended or attempt.at for attempt in attempts)
 
 
 def test_a_crowded_row_has_marks_without_numbers_and_an_empty_timeline_has_a_title() -> None:

@@ -1,4 +1,4 @@
-"""Signing keys: created once, or named; errors are one line and never show a passphrase."""
+"""Signing keys: created once, or named by the user; errors are one line and never show a passphrase."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_key_is_created_once_and_readable_by_its_owner_only(home: Path) -> Non
     # A lost certificate is created again from its key.
     (home / "keys" / "release.asc").unlink()
     assert open_signer(Settings.load()).fingerprint == first.fingerprint
-    assert [each.fingerprint.upper() for each in trusted_certificates(Settings.load())] == [first.fingerprint]
+    [certificate] = trusted_certificates(Settings.load())
+    assert certificate.fingerprint.upper() == first.fingerprint
 
 
 def test_concurrent_first_uses_create_one_key(home: Path) -> None:
@@ -111,12 +112,12 @@ def test_every_certificate_of_a_keyring_is_trusted_and_a_missing_keyring_is_refu
     ring = tmp_path / "ring.asc"
     other = pysequoia.Tsk.generate("the next key").extract_certificate()
     ring.write_text(f"{other}{key.extract_certificate()}")
-    trusted = trusted_certificates(Settings.load(), ring)
-    assert [each.fingerprint for each in trusted] == [other.fingerprint, key.extract_certificate().fingerprint]
+    trusted = [certificate.fingerprint for certificate in trusted_certificates(Settings.load(), ring)]
+    assert trusted == [other.fingerprint, key.extract_certificate().fingerprint]
 
 
 @pytest.mark.parametrize("open_file", [open_signer, trusted_certificates])
-def test_a_wrong_key_file_is_a_short_error(
+def test_a_wrong_key_file_gives_a_short_error(
     open_file: Callable[[Settings, Path], object], home: Path, tmp_path: Path, key: pysequoia.Tsk
 ) -> None:
     kind, other = ("PRIVATE", key.extract_certificate()) if open_file is open_signer else ("PUBLIC", key)

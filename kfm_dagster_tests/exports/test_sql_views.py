@@ -19,13 +19,13 @@ VIEWS = ("kfm_units", "kfm_runs", "kfm_gaps")
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_column_is_documented_in_its_place(database: Database, view: str) -> None:
+def test_the_documented_columns_are_the_columns_of_the_view_in_order(database: Database, view: str) -> None:
     section = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {view}\n")[1].split("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert documented == [column["name"] for column in sa.inspect(database.engine).get_columns(view)]
 
 
-def test_the_deployment_s_role_may_read_them(deployment_url: str) -> None:
+def test_the_role_of_the_deployment_is_allowed_to_read_the_views(deployment_url: str) -> None:
     engine = sa.create_engine(deployment_url)
     with engine.connect() as connection:
         for view in VIEWS:
@@ -33,10 +33,10 @@ def test_the_deployment_s_role_may_read_them(deployment_url: str) -> None:
     engine.dispose()
 
 
-def test_a_run_is_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> None:
+def test_a_run_has_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> None:
     pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
-    whole, broken = volumes(2)
-    put(tmp_path / "objects", [whole, good(broken.bucket, broken.key, b"no volume")])
+    intact, broken = volumes(2)
+    put(tmp_path / "objects", [intact, good(broken.bucket, broken.key, b"no volume")])
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUN)
     with pipeline.database.snapshot() as tx:
         [row] = tx.connection.exec_driver_sql("SELECT * FROM kfm_runs").mappings()
@@ -58,7 +58,7 @@ def test_a_run_is_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> N
     pipeline.close()
 
 
-def test_a_run_has_the_state_of_its_stages_last_attempts(database: Database) -> None:
+def test_the_state_of_a_run_follows_from_the_last_attempt_of_each_stage(database: Database) -> None:
     attempted: list[tuple[list[str], tuple[str, str | None, str | None]]] = [
         (["running"], ("running", None, None)),
         (["failed"], ("failed", "nexrad-l2.settle", "E_INTERNAL")),

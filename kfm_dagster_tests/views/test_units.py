@@ -109,9 +109,7 @@ def test_the_pages_have_all_matching_units_in_order_and_no_unit_twice(
             assert count_units(searched.pipeline, unit_filter) == UnitCount(units=len(expected), exact=True)
 
 
-def test_a_count_stops_at_its_bounds_and_is_marked_as_inexact(
-    searched: Searched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_stops_at_its_bound_and_is_inexact(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "MOST_COUNTED", 3)
     assert count_units(searched.pipeline, UnitFilter()) == UnitCount(units=3, exact=False)
     monkeypatch.setattr(units, "MOST_EXAMINED", 3)
