@@ -1,4 +1,4 @@
-"""A failure of our stores is one line that names the cause, without the driver's text."""
+"""The error of a failing store is one line that names the cause, without the driver's text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_errors_other_than_outages_and_refusals_reach_the_caller() -> None:
             raise error
 
 
-def test_write_access_without_a_trace_is_checked_by_an_impossible_put(
+def test_write_access_is_checked_without_a_trace_by_a_put_that_cannot_succeed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests: list[Any] = []

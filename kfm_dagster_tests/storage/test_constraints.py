@@ -1,8 +1,7 @@
-"""Every named constraint of the schema refuses its violation alone, on both databases.
+"""Every named constraint of the schema refuses its violation without help of a trigger, on both databases.
 
-Each case is a row with one fault. The tables' triggers are disabled meanwhile, because most of them would
-refuse the row first; `test_guards.py` and other tests cover them. A constraint without a case
-fails the test.
+Each case is a row with one fault. Triggers are disabled, because most triggers would refuse the row first;
+`test_guards.py` and other tests cover the triggers. A constraint without a case fails the test.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ VALUES: list[tuple[Any, str]] = [
     ("unlock", "rule"), ("warning", "level"), ("alerts", "topic"), ("c 1", "consumer"), ("q", "queue"),
 ]  # fmt: skip
 USUAL = {name: value for value, names in VALUES for name in names.split()}
-"""The value of a column in any table; `_usual` has those of times, digests and other texts."""
+"""The value of a column in any table; `_usual` has the values of times, digests and other texts."""
 
 FILLED = {
     "run_state": "artifact_sha256",
@@ -116,7 +115,7 @@ OWN: dict[str, Sequence[Row]] = {
     "alerts": [{"subject": "clock", "state": "firing"}],
     "outbox": [{"subject": "1"}],
 }  # fmt: skip
-"""Tables with several rows, and values other than the usual ones."""
+"""The rows of tables that have several rows, or values other than the usual ones."""
 
 
 def _usual(column: str) -> Any:
@@ -217,7 +216,7 @@ KNOWN = {
     "replay_runs": "mode env state",
     "alerts": "state level",
 }
-"""Columns with a fixed set of words."""
+"""Columns with a fixed set of values."""
 
 CASES: dict[str, list[Row]] = {
     **{f"{table}_{name}_is_known": [{name: "odd"}] for table, names in KNOWN.items() for name in names.split()},
@@ -495,11 +494,11 @@ CASES: dict[str, list[Row]] = {
     "outbox_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
-"""Changes that violate each constraint, one for each way."""
+"""Changes that violate each constraint, one for each way to violate it."""
 
 TROUBLE, DECIDED, CLOSED = {"last_error_code": "x"}, {"decided_at": T}, {"closed_at": T, "closing_entry": 1}
 NO_ERROR = {"error_class": None}
-LET_IN: dict[str, list[Row]] = {
+ACCEPTED: dict[str, list[Row]] = {
     "deployment": [{"fact": "environment", "value": value} for value in ("dev", "stage", "prod")],
     "run_state": [{"outcome": outcome} for outcome in ("failed", "partial", "skipped")],
     "nodd_wal_records": [
@@ -569,9 +568,9 @@ LET_IN: dict[str, list[Row]] = {
     ],
     "outbox": [{"topic": "catalog"}, {"topic": "lineage"}, {"failures": 1, "last_error": "x" * 500}],
 }  # fmt: skip
-"""Valid changes of the second row: each word of a column, and the last value before a limit."""
+"""Valid changes of the second row: each value of a column with fixed values, and the last value within a limit."""
 
-OF_SQLITE = {
+SQLITE_ONLY = {
     "nodd_wal_records_times_are_rfc3339",
     "replay_runs_times_are_rfc3339",
     "etl_wal_run_id_is_uuid",
@@ -579,9 +578,9 @@ OF_SQLITE = {
     "node_output_lineage_is_json",
     "metric_totals_one_row",
 }
-"""Constraints only of SQLite: on texts that have a type in PostgreSQL, and counts kept there in several rows."""
-NEVER_SAID = {
-    # PostgreSQL accepts no value for a generated key; in SQLite it has no name.
+"""Constraints only of SQLite, because PostgreSQL has a type for the text, or keeps the count in several rows."""
+NEVER_NAMED = {
+    # PostgreSQL accepts no value for a generated key; SQLite's errors do not name the key's constraint.
     "governance_log_one_row_per_entry",
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
@@ -592,8 +591,8 @@ NEVER_SAID = {
     # The constraint on unique Items is stricter.
     "catalog_items_in_order_of_pages",
 }
-SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
-"""Of two violated constraints PostgreSQL names the first by name, SQLite the first in the table."""
+REFUSED_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
+"""Of two violated constraints, PostgreSQL names the first in the alphabet, SQLite the first in the table."""
 
 
 def test_every_constraint_refuses_its_violation(database: Database) -> None:
@@ -604,26 +603,26 @@ def test_every_constraint_refuses_its_violation(database: Database) -> None:
             for row in rows:
                 insert(connection, table, row)
         for table in STANDING:
-            for change in ({}, *LET_IN.get(table, [])):
+            for change in ({}, *ACCEPTED.get(table, [])):
                 refusal = _refusal(connection, table, change)
                 faults += [] if refusal is None else [f"{table}: {change}: {refusal}"]
         for name, changes in cases.items():
-            if name in OF_SQLITE and database.dialect != "sqlite":
+            if name in SQLITE_ONLY and database.dialect != "sqlite":
                 continue
             table = next(table for table in sorted(STANDING, key=len, reverse=True) if name.startswith(table))
-            expected = SAID_BY_ANOTHER.get(database.dialect, {}).get(name, name)
+            expected = REFUSED_BY_ANOTHER.get(database.dialect, {}).get(name, name)
             for change in changes:
                 refusal = _refusal(connection, table, change)
                 if refusal is None or not _is_named(refusal, expected, table):
-                    faults.append(f"{name}: {change}: {refusal or 'let in'}")
+                    faults.append(f"{name}: {change}: {refusal or 'accepted'}")
         filled.rollback()
     assert not faults, "\n".join(faults)
 
 
 def test_every_constraint_has_a_case(database: Database) -> None:
     names = _constraints(database)
-    assert names - NEVER_SAID - set(CASES) - set(_primary_keys(database)) == set()
-    assert set(CASES) - names == (set() if database.dialect == "sqlite" else OF_SQLITE)
+    assert names - NEVER_NAMED - set(CASES) - set(_primary_keys(database)) == set()
+    assert set(CASES) - names == (set() if database.dialect == "sqlite" else SQLITE_ONLY)
 
 
 def _primary_keys(database: Database) -> dict[str, list[Row]]:
@@ -633,13 +632,13 @@ def _primary_keys(database: Database) -> dict[str, list[Row]]:
     return {
         str(key["name"]): [{column: STANDING[table][0][column] for column in key["constrained_columns"]}]
         for table, key in keys.items()
-        if key["name"] not in {None, *CASES, *NEVER_SAID}
+        if key["name"] not in {None, *CASES, *NEVER_NAMED}
         and STANDING[table][0].keys() >= set(key["constrained_columns"])
     }
 
 
 def _refusal(connection: Connection, table: str, change: Row) -> str | None:
-    """Return the refusal of the table's second row with a change, or None if accepted."""
+    """Return the refusal of the table's second row with a change, or None if the database accepts the row."""
     with connection.begin_nested() as savepoint:
         try:
             insert(connection, table, {**STANDING[table][0], **ANOTHER[table], **change})

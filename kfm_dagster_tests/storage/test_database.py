@@ -36,7 +36,7 @@ def test_an_edited_migration_is_refused(database_url: str) -> None:
         Database.open(database_url)
 
 
-def test_a_corrupt_database_file_is_one_line_and_is_not_changed(tmp_path: Path) -> None:
+def test_a_corrupt_database_file_gives_an_error_in_one_line_and_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "kfm.db"
     Database.open(f"sqlite:///{file}").dispose()
     whole = file.read_bytes()
@@ -50,7 +50,7 @@ def test_a_corrupt_database_file_is_one_line_and_is_not_changed(tmp_path: Path) 
         assert file.read_bytes() == damaged
 
 
-def test_a_database_whose_folder_cannot_be_created_is_one_line(tmp_path: Path) -> None:
+def test_a_database_whose_folder_cannot_be_created_gives_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/new: Not a directory; next: correct KFM_HOME or KFM_WAL_DSN"):
         Database.open(f"sqlite:///{tmp_path / 'file' / 'new' / 'kfm.db'}")
@@ -71,13 +71,13 @@ FULL = {
         (FULL, "disk is full; observed .*(extend|is full)"),
     ],
 )
-def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_the_statement(
+def test_a_database_lost_or_full_in_a_transaction_gives_an_error_in_one_line_without_the_statement(
     database: Database, typed: dict[str, str], failure: str
 ) -> None:
     if database.dialect not in typed:
-        pytest.skip("a file has no server that ends")
+        pytest.skip("SQLite has no server that can end a connection")
     if database.dialect == "sqlite":
-        # The limit does not truncate a file, so it may keep its pages.
+        # The limit does not truncate the file; it only prevents further pages.
         sa.event.listen(
             database.engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1")
         )
@@ -86,7 +86,7 @@ def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_th
             tx.connection.exec_driver_sql(typed[database.dialect])
         assert "\n" not in str(lost.value)
         assert not re.search(r"\[SQL|SELECT|DO \$\$", str(lost.value))
-        # The statement is not in the chained error of a log either.
+        # A log shows chained errors, so the statement must not be in a chained error either.
         assert lost.value.__cause__ is None
         assert lost.value.__suppress_context__
     with database.snapshot() as tx:
@@ -109,7 +109,7 @@ def test_a_read_only_connection_cannot_write(database_url: str) -> None:
     looking = Database.open(database_url, read_only=True)
     with looking.snapshot() as tx:
         assert tx.run("schema.applied").all()
-    # With both kinds of transaction.
+    # In both kinds of transaction.
     for opening in (looking.transaction, looking.snapshot):
         with pytest.raises(DBAPIError, match=r"read-?only"), opening() as tx:
             tx.run("schema.record", number=9999, name="x", sha256="y")
@@ -154,7 +154,7 @@ def test_actions_of_a_rolled_back_savepoint_do_not_run_after_the_commit(database
 
 @pytest.mark.clause("DAG-14")
 @pytest.mark.parametrize(("query", "backends"), [("", 2), ("plugin=kfm_keep", 1)], ids=["plain", "kept"])
-def test_a_url_with_the_plugin_keeps_its_connection(
+def test_a_url_with_the_plugin_reuses_one_connection(
     query: str, backends: int, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined = f"{empty_postgres_url}{'&' if '?' in empty_postgres_url else '?'}{query}".rstrip("?&")
@@ -178,7 +178,7 @@ CREATE TABLE second_things (
     CONSTRAINT second_things_are_of_now CHECK (made_at > '2020-01-01T00:00:00.000000Z')
 ) @strict;
 
--- postgresql: only to see that its part is run.
+-- postgresql: only to test that this part is run.
 CREATE INDEX second_things_by_time ON second_things (made_at);
 
 @append_only(second_things, second_things_are_kept, (thing_id));
@@ -282,7 +282,7 @@ def test_a_database_of_the_first_release_migrates_and_keeps_its_rows(
 
 
 @pytest.mark.clause("WAL-15")
-def test_a_database_without_a_migration_is_not_read(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_lacks_a_migration_is_not_read(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements = ("CREATE TABLE second_things (thing_id integer)",)
     later = Migration(number=2, name="second", statements=statements)
     monkeypatch.setattr(module, "migrations", lambda dialect: (*migrations(dialect), later))
@@ -332,16 +332,16 @@ GROWING = {
     "replay_units",
     "stage_state",
 }
-"""Tables with a row for each unit, message or Item; and the steps of batches, which are large."""
+"""Tables with a row for each unit, message or Item; and large tables with a row for each step of a batch."""
 WHOLE = {
-    "announcements.status": "a count, for who asks how a subscription does",
+    "announcements.status": "a count, when a person asks for the state of a subscription",
     "catalog.all_contents": "the API's rebuild compares every Item",
-    "catalog.drop_empty_collection": "asks for any Item at all",
+    "catalog.drop_empty_collection": "stops at the first Item",
     "deliveries.conservation": "the sum over everything that was received",
     "deliveries.counts": "a count of everything that was received",
     "deliveries.duplicates": "a count of everything that was received",
     "explanation.runs_beginning": "a person asks for it",
-    "explanation.latest_run": "from its end, up to the newest ingest",
+    "explanation.latest_run": "reads from the end to the newest ingest",
     "exports.activities": "an export of everything",
     "exports.artifacts": "an export of everything",
     "exports.claims": "an export of everything",
@@ -351,14 +351,14 @@ WHOLE = {
     "exports.items": "an export of everything",
     "exports.latest_run": "an export of everything",
     "exports.objects": "an export of everything",
-    "ledger.counts": "what proves the counts that are kept",
+    "ledger.counts": "proves the stored counts",
     "reports.ledger_span": "the first and the last event of everything",
     "retention.artifacts": "once a day",
     "retention.landing": "once a day",
 }
 """Statements that must read a growing table completely, with the reason."""
 GROWN = {"etl_wal_applied", "etl_wal_content_is_applied_once", "replay_units_by_decision"}
-"""Partial indexes that grow with their table; the others cover active rows and may be read completely."""
+"""Partial indexes that grow with their table; other partial indexes cover active rows and can be read completely."""
 PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTILINE)
 
 
@@ -366,8 +366,7 @@ PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTI
 def blind(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     file = tmp_path / "kfm.db"
     Database.open(f"sqlite:///{file}").dispose()
-    # Without our settings: plans would include foreign keys' lookups, though only a violation
-    # executes them.
+    # Without the product's settings: with them, plans include lookups of foreign keys, which only a violation executes.
     with closing(sqlite3.connect(file)) as connection:
         yield connection
 
@@ -396,7 +395,7 @@ def _statements() -> Iterator[tuple[str, TextClause]]:
 
 
 def _is_whole(line: str, text: str, partial: set[str]) -> bool:
-    """Return whether a plan's line reads all of a growing table, or of one of its collections."""
+    """Return whether a plan's line reads all rows of a growing table, or all rows of a collection in it."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
     read = re.match(r"(SCAN|SEARCH) (\w+)(?:.*? INDEX (\w+))?", line)
     if read is None or aliases.get(read[2], read[2]) not in GROWING or read[3] in partial:
@@ -422,7 +421,7 @@ def test_a_macro_that_is_wrong_is_refused() -> None:
             macros.render(text, "sqlite")
 
 
-def test_a_statement_of_one_database_has_a_reason() -> None:
+def test_a_statement_marked_for_one_database_is_left_out_for_the_other() -> None:
     text = "SELECT 1;\n\n-- sqlite: it has no locks.\nSELECT 2;\nBEGIN\n    SELECT 3;\nEND;\n-- The end.\n"
     assert macros.statements(text, "postgresql") == ["SELECT 1", "BEGIN\n    SELECT 3;\nEND"]
     assert macros.statements(text, "sqlite") == [
@@ -430,7 +429,7 @@ def test_a_statement_of_one_database_has_a_reason() -> None:
     ]  # fmt: skip
 
 
-def test_a_statement_of_one_database_or_with_two_forms_has_its_reasons() -> None:
+def test_every_statement_for_one_database_or_in_two_forms_states_its_reasons() -> None:
     for file in (*_files("schema"), *_files("queries")):
         text = file.read_text(encoding="utf-8")
         assert re.findall(r"^-- (?:sqlite|postgresql):?(?: .{0,20})?$", text, re.MULTILINE | re.IGNORECASE) == []

@@ -1,6 +1,6 @@
-"""Recorded rows cannot be changed, deleted, truncated or replaced by hand, even by an owner.
+"""Recorded rows cannot be changed, deleted, truncated or replaced by hand, even by the database's owner.
 
-On both databases, each attempt is refused by its rule. `ledger/test_ledger_state_machine.py` tests records.
+On both databases a named rule refuses each attempt. `ledger/test_ledger_state_machine.py` tests the ledger's records.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ DERIVED = {
     "catalog_collections", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
     "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
 }  # fmt: skip
-"""Counts over the Items, rewritten from these; sizes that
-records have as peers; and gaps derived from the ledger."""
+"""Tables without a guard, because other tables can restore them: counts of Items, sizes of peers, and gaps."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "outbox", "clock_readings"}
 """Tables with their own rule for deleting rows."""
@@ -154,7 +153,7 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((AUDIT,), f"{ROLL_BACK}, idempotency_key = '{'b' * 64}'", "stage_state_move_is_legal"),
     ((AUDIT,), f"{ROLL_BACK}, input_hashes = '[1]'", "stage_state_move_is_legal"),
 ]  # fmt: skip
-"""A legal preparation, the typed statement, and the rule that refuses it."""
+"""Legal statements as a preparation, the typed statement, and the rule that refuses the typed statement."""
 APPEND_ONLY = {
     "catalog_kept_files": "undo_log_is_append_only",
     "governance_log": "governance_log_is_append_only",
@@ -185,7 +184,7 @@ KEPT = APPEND_ONLY | {
     "run_state": "run_state_is_kept",
     "stage_state": "stage_state_is_kept",
 }
-"""The rule that refuses a table's DELETE and TRUNCATE, and for append-only tables UPDATE."""
+"""The rule that refuses DELETE and TRUNCATE of a table, and UPDATE if the table is append-only."""
 BY_ITS_RULE = (
     "nodd_wal_deliveries rejected_messages announcements lineage_batches backfill_days governance_log ignored_records "
     "nodd_wal_outcomes nodd_wal_supersessions"
@@ -221,7 +220,7 @@ BY_ONE_KEY = {
     "INTO kill_switches (dataset, engaged_at, engaged_by, reason) SELECT dataset, engaged_at, 'forged', reason FROM "
     "kill_switches": "kill_switches_one_open_per_dataset",
 }
-"""The same for tables with two keys; either key can replace a row."""
+"""Statements of INSERT OR REPLACE and their rules for tables with two keys; a row can be replaced by either key."""
 IGNORED = {
     "lineage_emissions": "SELECT wal_id, path, revision, 'x' || lineage_id, batch_id, NULL FROM lineage_emissions",
     "catalog_kept_files": "SELECT sha256, content, content_bytes + 1 FROM catalog_kept_files",
@@ -231,7 +230,7 @@ LEGAL = {
     ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
     ("paused", "stopped"), ("stopped", "running"),
 }  # fmt: skip
-"""Every legal change of a replay's state by request; its own transaction starts a planned one."""
+"""Every legal change of a replay's state by request; a planned replay is started without a request."""
 WAY = {
     "planned": [],
     "running": ["running"],
@@ -239,7 +238,7 @@ WAY = {
     "stopped": ["running", "stopped"],
     "finished": ["running", "finished"],
 }
-"""The statements that bring a replay into each state."""
+"""The states through which a replay reaches each state."""
 
 
 @dataclass(frozen=True)
@@ -324,18 +323,18 @@ def typed(database: Database) -> Iterator[Connection]:
 
 
 def test_no_row_of_an_evidence_table_can_be_deleted(typed: Connection) -> None:
-    let_in = []
+    accepted = []
     for table in sorted(set(sa.inspect(typed).get_table_names()) - DERIVED - VOCABULARY):
         statements = [] if table in LEAVING else [f"DELETE FROM {table}"]
         if typed.dialect.name == "postgresql":
             statements.append(f"TRUNCATE {table} CASCADE")
-        let_in += [statement for statement in statements if _refusal(typed, statement) is None]
-    assert let_in == []
+        accepted += [statement for statement in statements if _refusal(typed, statement) is None]
+    assert accepted == []
 
 
 @pytest.mark.clause("SEC-02", "WSM-17", "OPR-19")
-def test_kept_rows_are_protected_by_their_own_rule(typed: Connection) -> None:
-    """A reference that protects one row does not protect the others."""
+def test_kept_rows_are_protected_by_the_rule_of_their_table(typed: Connection) -> None:
+    """A foreign key that protects one row of a table does not protect the table's other rows."""
     statements = [(f"DELETE FROM {table}", rule) for table, rule in KEPT.items()]
     if typed.dialect.name == "postgresql":
         statements += [(f"TRUNCATE {table} CASCADE", rule) for table, rule in KEPT.items()]
@@ -379,7 +378,7 @@ def test_no_row_is_replaced_on_sqlite(typed: Connection) -> None:
 
 
 @pytest.mark.clause("RSP-04")
-def test_a_success_is_overwritten_only_by_a_rollback_or_other_inputs(typed: Connection) -> None:
+def test_a_success_is_overwritten_only_by_a_rollback_or_a_run_with_other_inputs(typed: Connection) -> None:
     for change, refused_change in [
         ({"outcome": "skipped"}, True),
         ({"outcome": "success", "recorded_at": LATER}, True),
@@ -535,7 +534,7 @@ def test_each_immutable_column_is_protected_by_its_table_s_guard(typed: Connecti
 
 
 def _hold_guard(typed: Connection, table: str, guarded: Guarded) -> None:
-    """Check that the guard refuses every change except its own, and keeps values once set."""
+    """Check that the guard refuses every change except the accepted change, and keeps values that are set once."""
     row = STANDING[table][guarded.row]
     key = [name for name in sa.inspect(typed).get_pk_constraint(table)["constrained_columns"] if name in row]
     where = {name: row[name] for name in key}
@@ -586,7 +585,7 @@ def _try(connection: Connection, act: Callable[[], Any], *, keep: bool = False) 
 
 
 def _go(connection: Connection, state: str) -> None:
-    """Change the state with all its requirements, so that only the change itself can be refused."""
+    """Set the state and all columns that the state requires, so that only the transition can be refused."""
     values = {
         "state": str(state),
         "reason": "x" if state in {"paused", "stopped"} else None,

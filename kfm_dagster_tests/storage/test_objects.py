@@ -121,7 +121,7 @@ def test_probe_gives_head_and_first_bytes(stores: ObjectStores) -> None:
     assert handle.head() == head
 
 
-def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
+def test_a_read_beyond_the_end_returns_the_existing_bytes(stores: ObjectStores) -> None:
     handle = stores.open(HRRR, URI, size=len(DATA))
     assert handle.read(4, 3) == DATA[4:7]
     assert handle.read(len(DATA) - 2, 100) == DATA[-2:]
@@ -156,7 +156,7 @@ def test_an_empty_and_a_missing_object_have_different_codes(stores: ObjectStores
     assert stores.open_sidecar(HRRR, URI.replace("f06", "f07"), ".idx") is None
 
 
-def test_listing_gives_the_day_and_only_data(stores: ObjectStores) -> None:
+def test_listing_returns_only_data_objects_of_the_day(stores: ObjectStores) -> None:
     both = {URI, URI.replace("f06", "f07")}
     listed = {listed_object.uri: listed_object for listed_object in stores.list_day(HRRR, date(2025, 12, 3))}
     assert set(listed) == both
@@ -267,7 +267,7 @@ def test_a_pipe_in_the_folder_does_not_hang_the_run(folder: Path) -> None:
         ObjectStores(object_root=folder).open(HRRR, URI.replace("f06", "f10")).probe(4)
 
 
-def test_an_overwritten_file_gets_a_new_etag_or_none_beyond_one_upload_part(folder: Path) -> None:
+def test_an_overwritten_file_gets_a_new_etag_or_none_if_larger_than_one_upload_part(folder: Path) -> None:
     stores, path = ObjectStores(object_root=folder), folder / BUCKET / KEY
     before = stores.open(HRRR, URI).head().etag
     path.write_bytes(DATA[::-1])
@@ -284,7 +284,7 @@ def test_a_handle_keeps_reading_its_file_after_a_replacement(folder: Path, tmp_p
     assert (handle.size, handle.read(0, 4), handle.head()) == (len(DATA), DATA[:4], before)
 
 
-def test_the_root_of_the_file_system_may_hold_the_buckets(folder: Path) -> None:
+def test_buckets_can_be_folders_in_the_root_of_the_file_system(folder: Path) -> None:
     root, bucket, *parts = folder.resolve().parts
     handle = FolderObject(Path(root), uri=URI, bucket=bucket, key="/".join([*parts, BUCKET, KEY]))
     assert handle.read(0, 4) == DATA[:4]
@@ -340,7 +340,7 @@ def test_stores_of_other_clouds_open_without_a_request() -> None:
             assert ObjectStores(anonymous=True).open(contract, URI).uri == URI
 
 
-def test_the_endpoint_of_a_contract_is_the_provider_s_or_its_replacement(
+def test_the_endpoint_of_a_contract_is_the_provider_s_unless_the_environment_replaces_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for provider, variables, url in (

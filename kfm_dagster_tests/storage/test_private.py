@@ -1,4 +1,4 @@
-"""New files of a data root are private to its user; existing ones keep their permissions."""
+"""New files of a data root are private to their user; existing files keep their permissions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_existing_files_keep_their_permissions(tmp_path: Path) -> None:
     assert [oct(mode(home)), oct(mode(file))] == ["0o755", "0o640"]
 
 
-def test_a_home_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
+def test_a_data_root_that_cannot_be_created_gives_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     elsewhere = f"sqlite:///{tmp_path / 'kfm.db'}"
     with pytest.raises(ConfigurationError, match=r"the data root cannot be created; observed .*file/home"):

@@ -1,4 +1,4 @@
-"""Read-ahead: bytes of one version are returned once, and its failures fail no unit."""
+"""Read-ahead: kept bytes of one version are returned once, and failures of read-ahead fail no unit."""
 
 from __future__ import annotations
 

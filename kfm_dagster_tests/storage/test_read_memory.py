@@ -1,4 +1,4 @@
-"""The S3 client's memory per request, and its release; `make bench` measures a run's."""
+"""The S3 client's memory per request, and when it is released; `make bench` measures the memory of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 
 @pytest.mark.parametrize(("variables", "delay"), [({}, "0"), ({"MIMALLOC_PURGE_DELAY": "25"}, "25")])
-def test_the_client_releases_memory_at_once_unless_configured_otherwise(variables: dict[str, str], delay: str) -> None:
+def test_the_client_releases_memory_immediately_unless_a_delay_is_set(variables: dict[str, str], delay: str) -> None:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("MIMALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", "import kfm_dagster.storage.s3"],
@@ -58,7 +58,7 @@ def test_a_read_uses_a_small_multiple_of_its_bytes() -> None:
 
 
 def _answer_in_pieces(server: socket.socket, together: threading.Barrier) -> None:
-    """Answer a request in pieces, in step with all others, so that all stay in flight."""
+    """Answer a request in pieces, in step with all other answers, so that all requests stay in flight."""
     connection, _ = server.accept()
     with connection:
         request = b""

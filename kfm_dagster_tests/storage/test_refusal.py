@@ -1,4 +1,4 @@
-"""Database errors that count as refusals of a value, by class of code, and others."""
+"""Which database errors count as refusals of a value; the class of the error's code decides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_invalid_statement_is_not_a_refusal(statement: str, database: Databas
 
 
 def failure(database: Database, *statements: str) -> DBAPIError:
-    """Run statements beside the table and return the last one's error."""
+    """Create the table, run the statements, and return the error of the last statement."""
     with database.engine.connect() as connection:
         for statement in (TABLE, *statements[:-1]):
             connection.exec_driver_sql(statement)

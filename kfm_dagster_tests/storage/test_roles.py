@@ -37,8 +37,8 @@ WORKING = {
     "outbox",
     "nodd_wal_leases",
 }
-"""Tables in which the product deletes rows; all others are evidence or never shrink. Counts
-are summed only by a trigger: test_evidence_guards.py."""
+"""Tables whose rows the product deletes; all other tables are evidence or never shrink. Counts are summed only by a
+trigger (`test_guards.py`)."""
 REFUSED = {"42501", "428C9"}
 """PostgreSQL's codes: insufficient privilege, and (checked first) a value for a generated key."""
 SHADOW = """
@@ -48,7 +48,7 @@ SHADOW = """
     $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN NULL; END $$;
     CREATE TRIGGER look AFTER INSERT ON pg_temp.metric_totals FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.look();
 """
-"""A table of the role in place of ours, which records the writing user."""
+"""A role's temporary table that hides the schema's table, and records the user that writes."""
 
 
 @pytest.fixture
@@ -89,14 +89,14 @@ def tables(database: Database) -> set[str]:
     return {*inspector.get_table_names(), *inspector.get_view_names()}
 
 
-def test_every_table_has_a_decision(owner: Database) -> None:
+def test_every_table_has_a_decision_about_the_role_s_rights(owner: Database) -> None:
     with owner.snapshot() as tx:
         decided = [row.relation for row in tx.run("roles.decisions", role="x")]
     assert sorted(decided) == sorted(tables(owner))
 
 
 def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, deployment: Database, role: str) -> None:
-    let_in = []
+    accepted = []
     for table in sorted(set(sa.inspect(owner.engine).get_table_names())):
         typed = [
             f"TRUNCATE {table} CASCADE",
@@ -108,11 +108,11 @@ def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, de
             *([] if table in WORKING else [f"DELETE FROM {table}"]),
             *(f"UPDATE {table} SET {column} = {column}" for column in _frozen(owner, table)),
         ]
-        let_in += [statement for statement in typed if refusal(deployment, statement) not in REFUSED]
-    assert let_in == []
+        accepted += [statement for statement in typed if refusal(deployment, statement) not in REFUSED]
+    assert accepted == []
 
 
-def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deployment: Database) -> None:
+def test_neither_a_setting_nor_a_change_of_role_disables_the_guards(owner: Database, deployment: Database) -> None:
     [superuser] = ask(owner, "SELECT current_user")
     typed = ["SET session_replication_role = 'replica'", f"SET ROLE {superuser}", "SET SESSION AUTHORIZATION DEFAULT"]
     assert [refusal(deployment, statement) for statement in typed] == ["42501", "42501", None]
@@ -125,7 +125,7 @@ def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deploym
         tx.connection.exec_driver_sql("INSERT INTO metric_totals VALUES ('nodd_wal_moves', 'd', 'succeeded', 1)")
 
 
-def test_no_function_gives_a_role_its_owner_s_rights_or_uses_the_role_s_tables(
+def test_no_function_gives_a_role_the_owner_s_rights_or_uses_the_role_s_own_tables(
     owner: Database, deployment: Database, contracts: Any
 ) -> None:
     """A role's temporary table precedes the schema's in functions without a search path."""
@@ -154,7 +154,7 @@ def test_a_role_s_own_table_does_not_change_a_prod_database_s_environment(deploy
             bench.ledger.override({envelope().wal_id: 2}, **released, tx=tx)
 
 
-def test_granting_again_restores_a_role_s_rights_and_revokes_others(
+def test_granting_again_restores_a_role_s_rights_and_revokes_other_rights(
     owner: Database, deployment: Database, role: str
 ) -> None:
     with owner.transaction() as tx:
@@ -192,7 +192,7 @@ def test_a_role_that_could_alter_evidence_is_granted_nothing(owner: Database, ro
         grant_deployment_role(owner, superuser)
 
 
-def test_the_owner_of_a_postgresql_database_grants_a_role_of_a_valid_name(
+def test_only_the_owner_grants_rights_and_only_on_postgresql_and_to_a_valid_name(
     owner: Database, deployment: Database, role: str, tmp_path: Path
 ) -> None:
     sqlite = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
@@ -208,7 +208,7 @@ def test_the_owner_of_a_postgresql_database_grants_a_role_of_a_valid_name(
 
 
 @pytest.mark.clause("BEY-10")
-def test_a_role_does_not_migrate_and_names_the_command_that_does(
+def test_a_role_does_not_migrate_and_the_error_names_the_command_that_migrates(
     owner: Database, deployment_url: str, role: str, retention_role: str
 ) -> None:
     grant_retention_role(owner, retention_role)

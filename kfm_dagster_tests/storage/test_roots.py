@@ -1,4 +1,4 @@
-"""Roots of files: the first deployment marks an empty root, and others are refused."""
+"""Roots of files: the first deployment marks an empty root, and other deployments are refused."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ BUCKET = "kfm-roots"
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty place for roots."""
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty folder or bucket for roots."""
     if request.param == "folder":
-        return str(tmp_path / "place")
+        return str(tmp_path / "location")
     aws: EmbeddedCloud = request.getfixturevalue("aws")
     aws.client("s3").create_bucket(Bucket=BUCKET)
     return f"s3://{BUCKET}/{secrets.token_hex(4)}"
 
 
-def root(place: str, name: str = "catalog") -> Root:
-    return Root(name=name, setting="KFM_CATALOG_URL", location=f"{place}/{name}")
+def root(location: str, name: str = "catalog") -> Root:
+    return Root(name=name, setting="KFM_CATALOG_URL", location=f"{location}/{name}")
 
 
 def put(root: Root, path: str, content: bytes = b"{}") -> None:
     open_store(root.location).put(path, content)
 
 
-def test_an_empty_root_is_marked_by_the_first_deployment_and_no_other(place: str) -> None:
-    catalog = root(place)
+def test_an_empty_root_is_marked_by_the_first_deployment_and_no_other(location: str) -> None:
+    catalog = root(location)
     assert refuse_foreign([catalog], OTHER) == [catalog]
     assert (catalog.holder(), catalog.is_empty()) == (None, True)
     hold([catalog], ONE)
@@ -56,8 +56,8 @@ def test_an_empty_root_is_marked_by_the_first_deployment_and_no_other(place: str
     assert catalog.holder() == ONE
 
 
-def test_an_unmarked_root_with_files_is_adopted_only_on_request(place: str) -> None:
-    catalog = root(place)
+def test_an_unmarked_root_with_files_is_adopted_only_on_request(location: str) -> None:
+    catalog = root(location)
     put(catalog, "goes-abi/2025/2025-04-02/item.json")
     with pytest.raises(ForeignRootError, match=r"has files and no .* next: .*kfm init --adopt"):
         hold([catalog], ONE)
@@ -66,8 +66,8 @@ def test_an_unmarked_root_with_files_is_adopted_only_on_request(place: str) -> N
     assert catalog.holder() == ONE
 
 
-def test_no_root_is_marked_if_one_of_several_is_refused(place: str) -> None:
-    empty, foreign, full = root(place, "storage"), root(place), root(place, "lineage")
+def test_no_root_is_marked_if_one_of_several_is_refused(location: str) -> None:
+    empty, foreign, full = root(location, "storage"), root(location), root(location, "lineage")
     hold([foreign], ONE)
     put(full, "prov/a.jsonld")
     for refused in (foreign, full):
@@ -77,31 +77,31 @@ def test_no_root_is_marked_if_one_of_several_is_refused(place: str) -> None:
 
 
 @pytest.mark.parametrize("path", [PROBE, f"inner/{MARKER}", ".staging/tmp1/0"])
-def test_probes_marks_of_inner_roots_and_unfinished_files_leave_a_root_empty(place: str, path: str) -> None:
-    catalog = root(place)
+def test_a_root_with_only_probes_inner_marks_or_unfinished_files_counts_as_empty(location: str, path: str) -> None:
+    catalog = root(location)
     put(catalog, path)
     hold([catalog], ONE)
     assert catalog.holder() == ONE
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
-def test_an_invalid_mark_is_refused_to_every_deployment(place: str, content: bytes) -> None:
-    catalog = root(place)
+def test_a_root_with_an_invalid_mark_is_refused_to_every_deployment(location: str, content: bytes) -> None:
+    catalog = root(location)
     put(catalog, MARKER, content)
     with pytest.raises(ForeignRootError, match="observed an unreadable id"):
         hold([catalog], ONE, adopt=True)
 
 
-def test_one_of_two_concurrent_deployments_gets_an_empty_root(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog, both = root(place), threading.Barrier(2, timeout=30)
-    looked = Root.is_empty
+def test_one_of_two_concurrent_deployments_gets_an_empty_root(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, both = root(location), threading.Barrier(2, timeout=30)
+    is_empty = Root.is_empty
 
-    def looked_together(self: Root) -> bool:
-        seen_state = looked(self)
+    def is_empty_in_step(self: Root) -> bool:
+        seen_state = is_empty(self)
         both.wait()
         return seen_state
 
-    monkeypatch.setattr(Root, "is_empty", looked_together)
+    monkeypatch.setattr(Root, "is_empty", is_empty_in_step)
 
     def try_to_hold(deployment: str) -> str | None:
         try:
@@ -115,18 +115,18 @@ def test_one_of_two_concurrent_deployments_gets_an_empty_root(place: str, monkey
     assert holders == [catalog.holder()]
 
 
-def test_a_process_is_admitted_while_another_of_its_deployment_writes_the_mark(
-    place: str, monkeypatch: pytest.MonkeyPatch
+def test_a_process_is_admitted_while_another_process_of_the_deployment_writes_the_mark(
+    location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = root(place)
-    looked = Root.is_empty
+    catalog = root(location)
+    is_empty = Root.is_empty
 
-    def looked_later(self: Root) -> bool:
+    def is_empty_after_the_mark(self: Root) -> bool:
         self.mark(ONE)
         put(self, "catalog.json")
-        return looked(self)
+        return is_empty(self)
 
-    monkeypatch.setattr(Root, "is_empty", looked_later)
+    monkeypatch.setattr(Root, "is_empty", is_empty_after_the_mark)
     hold([catalog], ONE)
     assert catalog.holder() == ONE
 
@@ -140,7 +140,7 @@ def test_every_database_is_created_with_its_own_id(empty_database_url: str, tmp_
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_every_written_place_is_a_root(tmp_path: Path) -> None:
+def test_every_location_that_a_deployment_writes_is_a_root(tmp_path: Path) -> None:
     chosen = {f"{name}_url": f"s3://b/{name}" for name in ("storage", "catalog", "lineage", "virtual")}
     every = roots(Settings(home=tmp_path, **chosen))
     assert [root.location for root in every] == list(chosen.values())

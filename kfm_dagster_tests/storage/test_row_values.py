@@ -42,7 +42,7 @@ ROW: dict[str, Any] = {
 }
 
 
-def test_each_column_is_read_as_its_fields_type() -> None:
+def test_each_column_is_converted_to_the_type_of_its_field() -> None:
     built = value_of(Record, {**ROW, "of_no_field": 1})
     at = datetime(2025, 12, 3, tzinfo=UTC)
     assert built == Record(

@@ -1,4 +1,4 @@
-"""The S3 client with redirecting or invalid stores, and its signatures."""
+"""The S3 client: redirects and invalid answers of stores, and the client's signatures."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_redirected_read_is_refused_and_not_followed(endpoint: WebServer, else
 
 
 @CLAUSE
-def test_a_bucket_of_another_region_is_named(endpoint: WebServer, elsewhere: WebServer) -> None:
+def test_the_region_of_a_bucket_in_another_region_is_named(endpoint: WebServer, elsewhere: WebServer) -> None:
     for region, step in (
         ("eu-west-1", "next: the bucket is in region eu-west-1"),
         ("evil.example/#", "next: correct AWS_ENDPOINT_URL"),
@@ -124,7 +124,7 @@ def test_a_bucket_of_another_region_is_named(endpoint: WebServer, elsewhere: Web
 
 
 @CLAUSE
-def test_no_store_of_ours_follows_a_redirect(endpoint: WebServer, elsewhere: WebServer) -> None:
+def test_no_store_of_the_deployment_follows_a_redirect(endpoint: WebServer, elsewhere: WebServer) -> None:
     store = open_store("s3://own/prefix")
     with pytest.raises(DependencyUnavailableError, match="redirect"):
         Landing(store).land([SqsMessage(message_id="m", body="{}")])
@@ -169,12 +169,12 @@ def test_the_package_has_only_one_s3_client() -> None:
 ASKED = 128 * 1024
 ENDLESS = 1024 * 1024 * 1024
 SOCKETS = 32 * 1024 * 1024
-"""More bytes than both ends' buffers hold before a closed connection is noticed."""
+"""More bytes than the buffers of both ends hold before the sender notices that the connection is closed."""
 
 
 @contextmanager
 def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int]]]:
-    """Yield a bucket whose store sends `body` bytes, and a function that counts the sent ones."""
+    """Yield a bucket whose store sends `body` bytes, and a function that counts the sent bytes."""
     sent: list[int] = []
 
     def serve(server: socket.socket) -> None:
@@ -201,10 +201,10 @@ def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int
 def test_an_answer_other_than_the_range_is_refused_without_reading_it_completely() -> None:
     for case, (head, body, why) in {
         "the whole object": (f"200 OK\r\nContent-Length: {ASKED}", ASKED, "another range"),
-        "no range named": (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED, "another range"),
+        "no range stated": (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED, "another range"),
         "one byte more": (f"206 Partial Content\r\nContent-Length: {ASKED + 1}", ASKED + 1, "more bytes"),
         "a gibibyte": (f"200 OK\r\nContent-Length: {ENDLESS}", ENDLESS, "more bytes"),
-        "cut": (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED - 1, "does not answer"),
+        "truncated": (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED - 1, "does not answer"),
     }.items():
         with answering(head, body) as (bucket, sent):
             with pytest.raises(GenericError, match=why):
@@ -255,7 +255,7 @@ def test_the_size_of_an_object_comes_from_the_content_range() -> None:
                 assert bucket.get("k", options={"range": (0, 7)}).meta["size"] == size
 
 
-def test_times_are_utc() -> None:
+def test_times_of_objects_are_in_utc() -> None:
     for zone, hour in (("GMT", 0), ("-0000", 0), ("+0100", 23)):
         with answering(f"200 OK\r\nContent-Length: 7\r\n{DATED.format(zone=zone)}", 0) as (bucket, _):
             time = bucket.get("k", options={"head": True}).meta["last_modified"]
@@ -285,7 +285,7 @@ def test_an_invalid_listing_is_an_error_of_the_store() -> None:
         next(bucket.list("folder"))
 
 
-def test_the_text_of_a_refusal_may_be_longer_than_the_range() -> None:
+def test_the_text_of_a_refusal_can_be_longer_than_the_range() -> None:
     refusing = answering(f"404 Not Found\r\nContent-Length: {REFUSAL_BYTES}", REFUSAL_BYTES)
     with refusing as (bucket, _), pytest.raises(FileNotFoundError):
         bucket.get("k", options={"range": (0, 4)})
@@ -319,7 +319,7 @@ QUERY = st.dictionaries(st.sampled_from(["list-type", "prefix", "start-after", "
     body=b"",
     at=datetime(2026, 1, 2, tzinfo=UTC),
 )
-def test_headers_and_signature_equal_botocore_s(
+def test_headers_and_signature_equal_those_of_botocore(
     secret: str,
     token: str | None,
     endpoint: str,
