@@ -82,7 +82,7 @@ class FakeQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """An object and its announcement; with `stored` None the object is missing."""
+    """An object and its announcement; if `stored` is None, the object is missing."""
 
     bucket: str
     key: str
@@ -117,7 +117,7 @@ def put(root: Path, objects: Iterable[StoredObject], *, written: datetime | None
 def open_pipeline(
     home: Path, objects: Path | None, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
 ) -> Pipeline:
-    """Open a pipeline over a folder or the store, with a fixed clock and a recording queue."""
+    """Open a pipeline over a folder of objects (None: over S3), with a Clock and a FakeQueue."""
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
     if not url:
@@ -135,7 +135,7 @@ def open_pipeline(
 
 
 def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipeline:
-    """Open a pipeline over a copy of a recorded folder, with its clock `seconds` later."""
+    """Open a pipeline over a copy of a recorded folder; its clock is `seconds` later."""
     shutil.copytree(recorded, folder, dirs_exist_ok=True)
     opened = open_pipeline(folder / "home", folder / "objects", url=url)
     opened.clock.forward(seconds)
@@ -173,7 +173,7 @@ def raw_message(body: str, *, name: str, delivery: int = 1) -> SqsMessage:
 
 
 def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
-    """Record messages, and check that all are accounted for."""
+    """Record messages, and check that every unit and message is accounted for."""
     report = record(pipeline, messages, KillSwitchPolicy.now(pipeline.ledger.switches))
     assert_conserved(pipeline)
     return report
@@ -219,7 +219,7 @@ def assert_conserved(pipeline: Pipeline) -> None:
 
 
 class CrashError(BaseException):
-    """The process dies here for database and files; no handler of the product catches it."""
+    """Database and files see the death of a process; no handler of the product catches this error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ def run_chain(
     dies_at: Failpoint | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
 ) -> StageBatch:
-    """Run the nodes as Dagster's ops and IO manager do; check both balances after every step.
+    """Run the nodes as Dagster's ops and IO manager do; check after every step that all is accounted for.
 
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """
@@ -295,7 +295,7 @@ def node(
 
 
 def step(pipeline: Pipeline, stage_node: Any, upstream: StageBatch | None = None) -> StageBatch:
-    """Run and commit a node; then check both balances."""
+    """Run and commit a node; then check that every unit and message is accounted for."""
     batch = pipeline.stages.commit(pipeline.stages.run(stage_node, run_id=stage_node.run_id, upstream=upstream))
     assert_conserved(pipeline)
     return batch
@@ -312,7 +312,7 @@ def steps(
 
 
 def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
-    """Retry, run pending units and collect evidence, as the ledger's sensor does, until done."""
+    """Retry units, run pending ones and collect evidence, as the ledger's sensor does, until none is pending."""
     for number in range(rounds):
         clock = pipeline.clock
         clock.forward(3600)
@@ -358,12 +358,12 @@ def missing(item: StoredObject) -> StoredObject:
 
 
 def truncated(item: StoredObject) -> StoredObject:
-    """Return the object, announced whole and stored without its last quarter."""
+    """Return the object, announced with its full size and stored without its last quarter."""
     return dataclasses.replace(item, stored=item.announced[: len(item.announced) * 3 // 4])
 
 
 def replaced(item: StoredObject, content: bytes) -> StoredObject:
-    """Return other content under the object's key, announced with its own size and ETag."""
+    """Return other content under the object's key, announced with this content's size and ETag."""
     return good(item.bucket, item.key, content)
 
 

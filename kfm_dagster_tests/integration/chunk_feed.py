@@ -51,7 +51,7 @@ def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str)
 
 
 def work(pipeline: Pipeline, run_id: str) -> None:
-    """Run each dataset and day with pending units; further days of a dataset get their own ids."""
+    """Run each dataset and day with pending units; the run ids of a dataset's further days are numbered."""
     waiting = sorted({(entry.dataset, entry.partition) for entry in pipeline.ledger.pending_by_partition()})
     for dataset, days in groupby(waiting, key=itemgetter(0)):
         for number, (_, partition) in enumerate(days):

@@ -35,7 +35,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh database; on PostgreSQL a deployment's role must suffice."""
+    """URL of a fresh database; on PostgreSQL for the role of a deployment, which is not the owner."""
     if request.param == "sqlite":
         return migrated_sqlite(tmp_path / "kfm.db")
     return str(request.getfixturevalue("deployment_url"))
@@ -43,14 +43,14 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipeline]]:
-    """Open pipelines over `objects`; each has its own home unless one is named."""
+    """Open pipelines over `objects`; all have the same KFM_HOME unless `home` names another folder."""
     opened: list[Pipeline] = []
 
     def make(*, home: str = "home", **settings: Any) -> Pipeline:
         pipeline = chain.open_pipeline(tmp_path / home, objects, **settings)
         hold_roots(
             pipeline.settings, pipeline.database
-        )  # as after `kfm init`: tests put files there before the first tick
+        )  # as after `kfm init`, because tests put files into these roots before the first tick
         opened.append(pipeline)
         return pipeline
 
@@ -80,7 +80,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def followed() -> str:
-    """Datasets that `face` follows: few, because each test assembles their definitions."""
+    """Datasets that `face` follows: few, because each test builds the Dagster definitions of all of them."""
     return "goes-abi hrrr nexrad-l2"
 
 

@@ -1,4 +1,4 @@
-"""Dagster's face in this process: sensors and runs, executed as by daemon and run worker."""
+"""Dagster's sensors and runs, executed in this process as daemon and run worker execute them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import assert_conserved
 
 ELSEWHERE = {"home": Path("elsewhere"), "object_root": None, "wal_dsn": ""}
-"""Settings that differ for each test, and of which definitions are independent."""
+"""Settings that differ for each test; Dagster's definitions do not depend on them."""
 
 
 def repository() -> dg.RepositoryDefinition:
-    """Return the product's definitions in this environment; equal inputs give the same object."""
+    """Return the product's definitions in this environment: the same object if their inputs are equal."""
     settings, *others = definitions._inputs(Settings.load())
     return _repository(tuple(chain()), settings.model_copy(update=ELSEWHERE), *others)
 
@@ -55,7 +55,7 @@ def requested_datasets(request: dg.RunRequest) -> set[str]:
 
 @dataclass
 class Face:
-    """Definitions over an instance. Each tick and run checks both balances of the ledger."""
+    """Definitions over an instance. After each tick and run, every unit and message must be accounted for."""
 
     instance: dg.DagsterInstance
     pipeline: Pipeline
@@ -95,7 +95,7 @@ class Face:
         )
 
     def work(self, sensor: str, *, quiet: int = 1) -> list[dg.RunRequest]:
-        """Launch a sensor's requests until `quiet` ticks in a row have none; return the requests."""
+        """Launch a sensor's run requests until `quiet` ticks in a row request none; return the requests."""
         launched: list[dg.RunRequest] = []
         idle = 0
         while idle < quiet:
@@ -120,7 +120,7 @@ class Face:
 
 
 def materialisations(result: Any) -> dict[str, dict[str, Any]]:
-    """Return the metadata of every materialisation of a run, by asset noun."""
+    """Return the metadata of every materialisation of a run, by the last part of the asset's key."""
     return {
         event.asset_key.path[-1]: {name: value.value for name, value in event.materialization.metadata.items()}
         for event in result.all_events

@@ -1,4 +1,4 @@
-"""Gates through Dagster: changed contracts, cards and readers, and the checks' results."""
+"""Helpers for tests of gates in Dagster: change contracts, cards and readers; read the checks' results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster_tests.integration.face import Face
 
 
 def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
-    """Return each gate's check by asset noun and name."""
+    """Return each gate's check, by the last part of the asset's key and the check's name."""
     return {
         (check.asset_key.path[-1], check.check_name): check
         for check in result.get_asset_check_evaluations()
@@ -28,7 +28,7 @@ def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCh
 
 
 def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> None:
-    """Give a pipeline a changed pipeline card."""
+    """Give a pipeline a card in which each old text is replaced by the new one."""
     texts = {name: content.decode() for name, content in Card.load().files.items()}
     for before, after in ((old, new), *more):
         [name] = [name for name in texts if before in texts[name]]
@@ -52,7 +52,7 @@ def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any)
 
 
 def alter_metadata(patch: pytest.MonkeyPatch, of: Callable[[Any], bool], **properties: Any) -> None:
-    """Make the reader return other properties for matching units; None removes a property."""
+    """Make the reader return other properties for units for which `of` is true; None removes a property."""
     plain = nodes.metadata_extract
 
     def otherwise(unit: Any, **parts: Any) -> Any:
@@ -67,7 +67,7 @@ def alter_metadata(patch: pytest.MonkeyPatch, of: Callable[[Any], bool], **prope
 
 @contextmanager
 def beyond_the_pole(name: str) -> Iterator[None]:
-    """Give one volume's site an impossible latitude, so that G4 rejects its unit."""
+    """Give one volume's site an impossible latitude, so that G4 rejects the volume's unit."""
     with pytest.MonkeyPatch.context() as patch:
         alter_metadata(patch, lambda unit: unit.object_uri.endswith(name), **{"nexrad:latitude": 91.0})
         yield

@@ -1,4 +1,4 @@
-"""A message is deleted, hidden or kept by its units' state; forged ones have no effect."""
+"""The state of a message's units decides on its deletion and hiding; forged messages have no effect."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_failed_unit_is_retried_when_its_message_is_redelivered(
 
 
 @pytest.mark.clause("OPR-19")
-def test_every_delivery_is_recorded_for_any_kind_of_records(
+def test_every_delivery_has_a_unit_a_rejection_or_an_ignored_record(
     pipeline: Pipeline, contracts: ContractRegistry, deliver: Callable[..., SqsMessage]
 ) -> None:
     key = "hrrr.20250402/conus/hrrr.t06z.wrfsfcf01.grib2.idx"
@@ -211,7 +211,7 @@ def test_work_longer_than_several_leases_keeps_its_claims_and_messages(
 def test_messages_are_not_hidden_again_before_half_of_their_timeout(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One message more than are read at a time.
+    # A batch has one message, and the run has two.
     monkeypatch.setattr("kfm_dagster.ingest.node.BATCH", 1)
     lifecycle = keeper_of(pipeline)
     claimed.forward(TIMEOUT / 2 - 1)
@@ -226,7 +226,7 @@ def test_messages_are_not_hidden_again_before_half_of_their_timeout(
 
 @pytest.mark.clause("BEY-02")
 def test_every_node_renews_the_lease_at_its_start(pipeline: Pipeline, claimed: Clock) -> None:
-    """A series of short nodes holds a batch as long as one long node."""
+    """A series of short nodes keeps the claims of its batch as one long node does."""
     expires: list[float] = []
 
     def seen(_: object) -> None:
@@ -242,7 +242,7 @@ def test_every_node_renews_the_lease_at_its_start(pipeline: Pipeline, claimed: C
 
 
 @pytest.mark.clause("BEY-02")
-def test_a_thread_renews_the_lease_during_the_work_and_ends_with_it(
+def test_a_thread_renews_the_lease_during_the_work_and_ends_when_the_work_ends(
     pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed = threading.Semaphore(0)
@@ -286,7 +286,7 @@ CLAUSE = pytest.mark.clause("SEC-04")
 
 
 class Sns:
-    """A topic that signs, with a certificate server that can be down."""
+    """A topic that signs its messages, with a certificate server that can be down."""
 
     def __init__(self, folder: Path) -> None:
         self._signer = SnsSigner()
@@ -332,7 +332,7 @@ def verifying(
 
 
 def of(number: int, contracts: ContractRegistry, *, day: int = 3, content: bytes | None = None) -> SqsMessage:
-    """Return the announcement of a volume on a day of April 2025, which gives its sequencer."""
+    """Return a volume's announcement with an event time in April 2025, from which its sequencer is made."""
     item = volumes(number + 1)[number]
     chosen = item if content is None else good(item.bucket, item.key, content)
     event = chosen.event(event_time=datetime(2025, 4, day, tzinfo=UTC))
@@ -349,7 +349,7 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
     take(verifying, sns.signed(of(0, contracts, day=3)))
     work_until_done(verifying)
 
-    # Announced with the latest time, so that every later message would be stale.
+    # The forged record has the latest event time: if it were accepted, the real later version would be stale.
     forged = of(0, contracts, day=30, content=b"forged")
     borrowed = json.loads(sns.signed(of(0, contracts, day=3)).body) | {"Message": json.loads(forged.body)["Message"]}
     lent = dataclasses.replace(forged, message_id="lent", body=json.dumps(borrowed))
@@ -370,7 +370,7 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
 
 
 @CLAUSE
-def test_messages_wait_for_an_unavailable_certificate_and_all_become_units(
+def test_messages_wait_until_the_certificate_is_available_and_then_all_become_units(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, queue: FakeQueue
 ) -> None:
     put(objects, volumes(4))
@@ -384,7 +384,7 @@ def test_messages_wait_for_an_unavailable_certificate_and_all_become_units(
         queue.waiting = list(redelivered)
         report = take_in(verifying, ProcessState())
         assert (report.received, report.unverified, report.rejected, report.work) == (0, 4, 0, frozenset())
-        # Each wait is longer, so that the redrive policy does not take them before the certificate is available.
+        # Each wait is longer, so that the redrive policy does not move the messages while no certificate is available.
         assert queue.visibility[-4:] == [(message.receipt_handle, 60 * 4 ** (delivery - 1)) for message in redelivered]
     assert sum(verifying.deliveries.counts().values()) == 0
     assert sns.fetches == 3, "one request for all messages of a batch"
@@ -399,7 +399,7 @@ def test_messages_wait_for_an_unavailable_certificate_and_all_become_units(
 
 
 @CLAUSE
-def test_a_signature_is_verified_once_also_for_runs_and_redeliveries(
+def test_runs_and_redeliveries_do_not_verify_a_signature_again(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, tmp_path: Path
 ) -> None:
     put(objects, volumes(2))

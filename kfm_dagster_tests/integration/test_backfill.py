@@ -1,4 +1,4 @@
-"""Backfills ingest missing and failed units and keep succeeded ones, also despite crashes."""
+"""Backfills ingest missing and failed units and do not change succeeded units, also after crashes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def versions(pipeline: Pipeline) -> dict[str, int]:
 
 @pytest.fixture
 def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A bucket with OBJECTS objects on the day, and the number listed when each chunk enters."""
+    """Fill a bucket with OBJECTS objects; return how many are listed when the ledger records each chunk."""
     listed = [0]
     entered: list[int] = []
 
@@ -149,7 +149,7 @@ def test_a_busy_day_is_recorded_in_chunks_and_known_units_are_unchanged(pipeline
     assert (request.day, request.datasets) == (DAY.isoformat(), (DATASET,))
     batch = list_the_day(pipeline, "first", backfill_id=backfill.backfill_id)
 
-    assert bucket == [CHUNK, 2 * CHUNK, OBJECTS]  # never more than a chunk ahead of the ledger
+    assert bucket == [CHUNK, 2 * CHUNK, OBJECTS]  # the listing is never more than a chunk ahead of the ledger
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
     assert len(batch.envelopes) == LIMIT  # the rest is left to further runs
@@ -211,7 +211,7 @@ def days(report: AdvanceReport) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.clause("DAG-05")
-def test_days_are_requested_in_order_over_all_datasets(pipeline: Pipeline) -> None:
+def test_days_are_requested_in_order_each_for_all_datasets_together(pipeline: Pipeline) -> None:
     backfill = start(pipeline, date(2025, 2, 27), date(2025, 3, 1), "hrrr", DATASET)
     requested = []
     listing: set[tuple[str, str]] = set()
@@ -239,7 +239,7 @@ def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> Non
 
 
 @pytest.mark.clause("BEY-14", "DAG-05")
-def test_no_further_day_is_listed_while_bulk_work_uses_its_share(pipeline: Pipeline) -> None:
+def test_no_further_day_is_listed_while_bulk_units_use_up_their_share(pipeline: Pipeline) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 20})
     units = [
         unit for listed in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry.grammars[DATASET], listed))
@@ -255,7 +255,7 @@ def test_no_further_day_is_listed_while_bulk_work_uses_its_share(pipeline: Pipel
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_lost_run_is_requested_again_before_further_days_with_growing_pauses(pipeline: Pipeline) -> None:
+def test_the_day_of_a_lost_run_is_requested_again_after_growing_pauses_before_further_days(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY + timedelta(days=1))
     keys = [*(request.run_key for request in ask(pipeline).requests)]
     for pause in (10, 20, 40, 80, 160, 320, 600, 600):
@@ -336,7 +336,7 @@ def test_backfills_take_turns(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("WAL-10", "DAG-05")
-def test_a_switched_off_dataset_waits_and_others_continue(pipeline: Pipeline) -> None:
+def test_a_switched_off_dataset_waits_while_other_datasets_of_the_backfill_continue(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY, "hrrr", DATASET)
     pipeline.ledger.switches.engage("hrrr", WHY)
     with pytest.raises(RefusedError, match=r"hrrr is switched off.*next: kfm resume hrrr"):
@@ -365,7 +365,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline.objects, "list_day", listing)
         list_the_day(pipeline, "run", backfill_id=backfill.backfill_id)
-    assert len(bucket) == 2  # the chunk in progress and no further one
+    assert len(bucket) == 2  # the recorded chunk, and the chunk in progress when the backfill was cancelled
     progress = day_progress(pipeline.database, backfill.backfill_id)
     assert [day.state for day in progress] == [DayState.REQUESTED, DayState.WAITING]
     assert ask(pipeline, later=3600).requests == ()
@@ -398,12 +398,12 @@ def test_a_backfill_is_not_counted_or_advanced_as_a_replay(pipeline: Pipeline) -
 
 
 @pytest.mark.clause("DAG-05")
-def test_an_impossible_window_is_refused_and_records_nothing(pipeline: Pipeline) -> None:
+def test_an_impossible_backfill_is_refused_and_nothing_is_recorded(pipeline: Pipeline) -> None:
     for first, last, datasets, error in [
         (DAY, DAY - timedelta(days=1), (DATASET,), BackfillError),
         (BEGINS - timedelta(days=9), BEGINS - timedelta(days=1), (DATASET,), BackfillError),
         (BEGINS - timedelta(days=1), BEGINS - timedelta(days=1), (DATASET, "ocean"), BackfillError),
-        (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock is at 1 January
+        (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock shows 2026-01-01
         (DAY, DAY, ("no-such",), ContractError),
         (DAY, DAY, (), BackfillError),
     ]:
@@ -415,7 +415,7 @@ def test_an_impossible_window_is_refused_and_records_nothing(pipeline: Pipeline)
 
 
 @pytest.mark.clause("DAG-12")
-def test_only_a_backfill_of_earlier_days_lowers_the_window(pipeline: Pipeline) -> None:
+def test_only_a_backfill_of_earlier_days_extends_the_partition_window(pipeline: Pipeline) -> None:
     start(pipeline)
     assert pipeline.window.first_day() == date(2025, 1, 1)
     early = start(pipeline, BEGINS - timedelta(days=9), BEGINS + timedelta(days=1), DATASET, "ocean")
@@ -442,7 +442,7 @@ def test_a_day_without_a_dagster_partition_is_listed_once_it_has_one(pipeline: P
 
 
 @pytest.mark.clause("DAG-12")
-def test_a_day_without_a_partition_takes_no_slot_of_other_backfills(pipeline: Pipeline) -> None:
+def test_a_day_without_a_partition_does_not_delay_other_backfills(pipeline: Pipeline) -> None:
     start(pipeline, BEGINS, BEGINS)
     Backfills(pipeline).advance(listing=(), limit=1)
     start(pipeline)
@@ -488,7 +488,7 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
 
 @pytest.mark.clause("OPR-27")
 def test_a_finished_listing_counts_objects_without_a_unit_by_reason(pipeline: Pipeline) -> None:
-    """Cases: a key ignored by the contract (`_MDM`), an impossible hour, a key of another day."""
+    """Keys: one that the contract ignores (`_MDM`), two with an impossible hour, one without a time."""
     folder = f"{DAY:%Y/%m/%d}/KTLX/KTLX{DAY:%Y%m%d}"
     names = ("_120000_V06", "_120000_V06_MDM", "_250000_V06", "_260000_V06", ".txt")
     put(pipeline.settings.object_root, [good("unidata-nexrad-level2", folder + name, b"x") for name in names])
@@ -505,7 +505,7 @@ def test_a_finished_listing_counts_objects_without_a_unit_by_reason(pipeline: Pi
 @pytest.mark.clause("DAG-05", "BEY-14")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_sensors_and_runs_execute_a_backfill(face: Face, objects: Path) -> None:
-    """Of the objects of two days, one is ingested already, and one failed while it was missing."""
+    """Before the backfill of two days, one object is ingested, and one unit failed because its object was missing."""
     items = volumes(5)
     put(objects, items)
     notify(face.pipeline, items[0])

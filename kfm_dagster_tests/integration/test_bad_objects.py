@@ -1,4 +1,4 @@
-"""Bad remote objects fail alone, units cost few requests, no Item mixes two versions."""
+"""A bad object fails only its own unit; units cost few requests; no Item mixes two versions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Bad:
 
 
 def content(make: Callable[[bytes], bytes]) -> Callable[[StoredObject], StoredObject]:
-    """Return a change of an object's content that only its header reveals."""
+    """Return a function that changes an object's content, and announces the changed size and ETag."""
     return lambda item: replaced(item, make(item.announced))
 
 
@@ -110,13 +110,17 @@ EVERYWHERE = [
 ]
 OWN: dict[str, list[Bad]] = {
     "goes-abi": [
-        Bad(name="cut early", make=content(lambda whole: whole[:2000]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(
+            name="announced truncated",
+            make=content(lambda whole: whole[:2000]),
+            code=MetadataIssue.TRUNCATED_OBJECT,
+        ),
         Bad(name="noise", make=content(lambda _: HDF5 + NOISE), code=MetadataIssue.UNREADABLE_FORMAT),
     ],
     "nexrad-l2": [
-        Bad(name="cut", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(name="announced truncated", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
         Bad(
-            name="cut, gzipped",
+            name="gzipped, announced truncated",
             make=content(lambda whole: gzip.compress(whole)[:-50]),
             code=MetadataIssue.TRUNCATED_OBJECT,
         ),
@@ -133,7 +137,7 @@ OWN: dict[str, list[Bad]] = {
         ),
     ],
     "hrrr": [
-        Bad(name="cut", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
+        Bad(name="announced truncated", make=content(lambda whole: whole[:-50]), code=MetadataIssue.TRUNCATED_OBJECT),
         Bad(name="noise", make=content(lambda _: b"GRIB" + NOISE), code=MetadataIssue.UNREADABLE_FORMAT),
         Bad(
             name="a message of 8 EiB",
@@ -147,7 +151,7 @@ NEIGHBOURS = 2
 
 
 @pytest.mark.clause("SEC-09")
-def test_an_error_in_one_units_step_fails_only_that_unit(
+def test_an_exception_in_a_step_fails_only_the_unit_that_caused_it(
     make_pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[Any, str, str]] = [
@@ -167,8 +171,8 @@ def test_an_error_in_one_units_step_fails_only_that_unit(
 
         return step
 
-    for (room, name, _), item in zip(steps, odd, strict=True):
-        monkeypatch.setattr(room, name, of_all_but_one(getattr(room, name), item.uri))
+    for (module, name, _), item in zip(steps, odd, strict=True):
+        monkeypatch.setattr(module, name, of_all_but_one(getattr(module, name), item.uri))
     opened = pipeline.objects.open
 
     def declared(contract: DatasetContract, uri: str, **known: Any) -> ObjectHandle:
@@ -188,7 +192,7 @@ def test_an_error_in_one_units_step_fails_only_that_unit(
 @pytest.mark.clause("OPR-05", "OPR-07", "BEY-03")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dataset", SOUND)
-def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
+def test_each_bad_object_fails_with_its_code_and_the_sound_objects_succeed(
     dataset: str, make_pipeline: Callable[..., Pipeline], objects: Path
 ) -> None:
     kinds = [*EVERYWHERE, *OWN[dataset]]
@@ -236,7 +240,7 @@ PERSON = Decision(actor="person", reason="once more", change_ref="CHG-1")
 
 
 def announce_peers(pipeline: Pipeline, hours: range, *, size: int) -> None:
-    """Announce objects of one lead from the previous day's runs; their outcome does not matter."""
+    """Announce objects of one lead time from the previous day's model runs; none of them is ingested."""
     events = []
     for hour in hours:
         run = datetime.combine(DAY - timedelta(days=1), time(hour), UTC)
@@ -266,7 +270,7 @@ def statuses(pipeline: Pipeline, wal_id: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.clause("BEY-04", "WAL-06")
-def test_a_small_object_is_suspect_and_keeps_its_reason(pipeline: Pipeline, objects: Path) -> None:
+def test_an_unusually_small_object_stays_suspect_if_later_peers_are_as_small(pipeline: Pipeline, objects: Path) -> None:
     size = len(CONTENT)
     announce_peers(pipeline, range(8), size=2 * size)
     unit = ingest(pipeline, objects)
@@ -277,7 +281,7 @@ def test_a_small_object_is_suspect_and_keeps_its_reason(pipeline: Pipeline, obje
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
     before = traces.catalog_items(pipeline)
 
-    # By now it has the size of its peers; the result at its admission remains valid.
+    # Now most peers are as small as this object; the result of its first check still holds.
     announce_peers(pipeline, range(8, 24), size=size)
     comparisons = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
     assert comparisons
@@ -316,9 +320,9 @@ def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
     evaluator = pipeline.alert_evaluator()
     evaluator.evaluate()
     return [
-        (one.subject, one.place, one.run_id or "")
-        for one in evaluator.store.listed()
-        if one.rule == AlertRule.WORSE_OBJECT
+        (alert.subject, alert.place, alert.run_id or "")
+        for alert in evaluator.store.listed()
+        if alert.rule == AlertRule.WORSE_OBJECT
     ]
 
 
@@ -361,7 +365,7 @@ UNITS = 3
 
 
 def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield GLM files with flashes; files without any are read whole by the first request."""
+    """Yield GLM files with flashes; the first request reads a file without flashes completely."""
     large = (sample for sample in goes_glm_samples(day, 4 * count) if len(sample[2]) > BLOCK_BYTES)
     return islice(large, count)
 
@@ -398,7 +402,7 @@ def requested_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("dataset", SAMPLES)
-def test_the_first_bytes_of_an_object_are_requested_once_with_equal_metadata(
+def test_the_first_bytes_of_an_object_are_requested_once_and_give_the_metadata_of_a_local_file(
     s3: Any, requested_keys: list[str], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples, requests = SAMPLES[dataset]
@@ -428,10 +432,10 @@ def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[Store
 
 
 @pytest.mark.clause("BEY-04")
-def test_an_object_overwritten_after_its_check_gives_no_item_of_two_versions(
+def test_an_object_overwritten_after_its_integrity_check_gives_no_item_that_mixes_versions(
     s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Smaller than a header, so that the rest is requested after the object was overwritten.
+    # Fewer bytes than the header has, so that the rest is requested after the object was overwritten.
     monkeypatch.setattr(nexrad_level2, "FIRST_BYTES", 100)
     pipeline = open_pipeline(tmp_path / "home", None)
     rewritten, unchanged = volumes(2)

@@ -1,4 +1,4 @@
-"""After any crash or error the next run converges, and the followers of the catalog with it."""
+"""After any crash or error, the next run and the catalog's followers reach the same state as without the error."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_second_ingest_changes_nothing(pipeline: Pipeline, objects: Path) -> N
 
 
 @pytest.mark.clause("RSP-18")
-def test_repeating_a_finished_run_under_another_contract_keeps_its_record(pipeline: Pipeline) -> None:
+def test_repeating_a_finished_run_under_another_contract_keeps_its_run_state(pipeline: Pipeline) -> None:
     deliver_each(pipeline, *ITEMS)
     run_pending(pipeline, "run-1")
     records = pipeline.stages.run_states.of_run("run-1")
@@ -118,7 +118,7 @@ def test_repeating_a_finished_run_under_another_contract_keeps_its_record(pipeli
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_repeated_settlement_does_not_count_its_runs_successes_as_lost(pipeline: Pipeline) -> None:
+def test_a_repeated_settlement_counts_as_lost_only_successes_of_another_run(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(2))
     batch = run_pending(pipeline, "run-1")
     first = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-1")
@@ -137,7 +137,7 @@ RUN = "8a1c1a52-6b8f-4e56-9d5c-000000000001"
         ("delta+", DeltaRunState, StacRegister.operator),
     ],
 )
-def test_a_worker_that_resumes_leaves_every_result_once(
+def test_a_run_that_is_resumed_after_a_crash_leaves_each_result_once(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -162,7 +162,7 @@ def test_a_worker_that_resumes_leaves_every_result_once(
     assert pipeline.stages.run_states.get(f"{DATASET}.{operator}", RUN) is None
 
     run_chain(pipeline, DATASET, PARTITION, RUN)
-    # The claim of message_parse has no batch any more; its lease expires, like that of a lost worker.
+    # The batch that message_parse claimed is lost; the lease of the claim expires, as after the loss of a worker.
     pipeline.clock.forward(3600)
     own_tx(pipeline.ledger).release_lost()
     work_until_done(pipeline)
@@ -183,7 +183,7 @@ RUNS, UNITS_EACH = ("one", "two"), 3
 
 @pytest.mark.clause("IEN-08")
 @BOTH_DATABASES
-def test_two_concurrent_commits_leave_one_open_window_per_stage(
+def test_two_concurrent_commits_leave_one_current_output_per_stage(
     make_pipeline: Callable[..., Pipeline], database_url: str, queue: FakeQueue
 ) -> None:
     pipelines = [make_pipeline(url=database_url, queue=queue) for _ in RUNS]
@@ -232,12 +232,12 @@ def api_server(stac_api_url: str) -> Iterator[str]:
         yield url
 
 
-def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
+def shown(pipeline: Pipeline, virtual: Path, stac_api_url: str) -> dict[str, Any]:
     """Return each follower's content, without the content hash in virtual stores' names."""
     root = Path(pipeline.settings.catalog)
     [follower] = [candidate for candidate in pipeline.followers if isinstance(candidate, PgstacFollower)]
     api = Api(stac_api_url, pipeline.database, root, follower)
-    stores = json.loads((place / GOES / "2025" / GOES_DAY / "stores.json").read_bytes())["stores"]
+    stores = json.loads((virtual / GOES / "2025" / GOES_DAY / "stores.json").read_bytes())["stores"]
     return {
         "tree": trees.files(root),
         "geoparquet": published(FolderPublisher(root)),
@@ -277,13 +277,13 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     web_server: WebServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = tmp_path / "virtual"
+    virtual = tmp_path / "virtual"
     configs = subscribed(tmp_path / "configs", f'webhook: "{web_server.url()}"')
-    pipeline = make_pipeline(geoparquet=True, virtual_url=str(place), stac_api_dsn=stac_api_url, configs_dir=configs)
+    pipeline = make_pipeline(geoparquet=True, virtual_url=str(virtual), stac_api_dsn=stac_api_url, configs_dir=configs)
     put(objects, [scan(0)])
     run_chain(pipeline, GOES, GOES_DAY, "first")
     root = Path(pipeline.settings.catalog)
-    before, alone = shown(pipeline, place, stac_api_url), read_by_clients(root, api_server)
+    before, alone = shown(pipeline, virtual, stac_api_url), read_by_clients(root, api_server)
     assert {name: len(ids) for name, ids in alone.items()} == dict.fromkeys(alone, 1)
 
     put(objects, [scan(1), scan(2)])
@@ -291,9 +291,9 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
         patched.setattr(Settle, "transform", Mock(side_effect=KfmError("injected")))
         with pytest.raises(StageFailedError) as failed:
             run_chain(pipeline, GOES, GOES_DAY, "second")
-    # A tick between failure and rollback publishes them to every follower, as the catalog has them.
+    # A tick between failure and rollback publishes the new Items to every follower, because the catalog has them.
     pipeline.following.catch_up(pipeline.followers)
-    between = shown(pipeline, place, stac_api_url)
+    between = shown(pipeline, virtual, stac_api_url)
     assert all(between[name] != before[name] for name in before)
     together = read_by_clients(root, api_server)
     assert {name: len(ids) for name, ids in together.items()} == dict.fromkeys(alone, 3)
@@ -301,7 +301,7 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
-    assert shown(pipeline, place, stac_api_url) == before
+    assert shown(pipeline, virtual, stac_api_url) == before
     assert read_by_clients(root, api_server) == alone
     events = [json.loads(body) for *_, body in web_server.requests]
     kinds = [event["type"].rpartition(".")[2] for event in events]
@@ -318,8 +318,8 @@ def test_an_unreachable_receiver_fails_no_unit(pipeline: Pipeline, web_server: W
     deliver(pipeline, *volumes(2))
     run_pending(pipeline, "run")
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
-    [place] = pipeline.following.states()
-    assert (place.follower, place.behind, place.failures) == ("announcements.one", 2, 1)
+    [state] = pipeline.following.states()
+    assert (state.follower, state.behind, state.failures) == ("announcements.one", 2, 1)
     web_server.answers, before = (lambda _: WebAnswer()), len(web_server.requests)
     pipeline.clock.forward(LONGEST_PAUSE.total_seconds())
     pipeline.following.catch_up(pipeline.followers)

@@ -2,7 +2,7 @@
 
 The re-execution has the run's id, as in Dagster, so it resumes the run's intents and claims; the result must equal
 that of a run without a crash. Each death begins with a copy of the state that the earlier operators left. A death that
-leaves the same files and rows as an earlier one is not executed again.
+leaves the same files and rows as an earlier death is not followed by another re-execution.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STRIDE = {
 
 
 def run(pipeline: Pipeline, names: Iterable[str], batch: StageBatch | None = None) -> StageBatch | None:
-    """Run and commit the day's operators of these names; return the last output."""
+    """Run and commit the operators with these names over the day; return the last output."""
     for kind in chain():
         if kind.operator in names:
             first = {"source": Source.LISTING, "limit": LIMIT} if kind is MessageParse else {}

@@ -107,12 +107,12 @@ def execute(instance: dg.DagsterInstance, reexecution: dg.ReexecutionOptions | N
 
 
 def executed(result: dg.JobExecutionResult) -> list[str]:
-    """Return the nouns of executed steps, with a mark on skipped ones."""
+    """Return the operators and checks that succeeded, by the last part of the step's key."""
     return [event.step_key.removeprefix("nexrad_l2__") for event in result.get_step_success_events()]
 
 
 def skipped(result: dg.JobExecutionResult) -> list[str]:
-    """Return the steps that reported nothing to do."""
+    """Return the steps that were skipped because this run had already executed them."""
     nouns = []
     for event in result.all_events:
         if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION:
@@ -160,7 +160,9 @@ def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_does_its_work(
     instance, pipeline = persistent
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
-        patch.setattr(Lineage, "emit", Mock(side_effect=ContractError(observed="what trying again does not help with")))
+        patch.setattr(
+            Lineage, "emit", Mock(side_effect=ContractError(observed="an error that a retry does not repair"))
+        )
         first = execute(instance)
     assert not first.success
     assert traces.statuses(pipeline) == {Status.PENDING: 2}
@@ -195,7 +197,7 @@ def test_a_full_reexecution_skips_succeeded_steps_and_changes_nothing(
     reexecuted = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
     assert reexecuted.success
     assert instance.get_run_by_id(reexecuted.run_id).root_run_id == first.run_id
-    # Also the step with failures: another run retries its units.
+    # The step with the failed unit is skipped, too: another run retries the unit.
     assert skipped(reexecuted) == [str(operator) for operator in operators()]
     assert left_by(pipeline) == before
     traces.assert_once(before["events"])
@@ -234,7 +236,7 @@ def test_the_wal_is_a_resource_whose_dsn_selects_the_ledger(
     pipeline.close()
     definitions = face.repository.get_top_level_resources()
     assert set(definitions) == {"wal", "pipeline", "stage_io"}
-    # Ops require it by that key; sensors receive it as a resource (`defs/sensors.py`).
+    # Ops require the ledger by the key `wal`; sensors receive it as a resource (`defs/sensors.py`).
     for op in face.repository.get_job(JOB).nodes:
         assert "wal" in op.definition.required_resource_keys
 
@@ -280,7 +282,7 @@ AWAY = OperationalError("SELECT", {}, Exception("server closed the connection un
 
 
 def once(of: Any, *, where: Any = lambda *_: True) -> Any:
-    """Return the method; its first matching call fails as with an unavailable database."""
+    """Return the method; its first matching call fails as if the database were unavailable."""
     calls: list[None] = []
 
     def called(*arguments: Any, **more: Any) -> Any:
@@ -295,7 +297,7 @@ def once(of: Any, *, where: Any = lambda *_: True) -> Any:
 @pytest.mark.clause("PCS-04", "PCS-06")
 def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver(face.pipeline, *volumes(2))
-    # Failing places: reading run-state, computing a stage, and recording a stage's failure.
+    # What fails once: reading run-state, computing a stage, and recording a stage's failure.
     of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
     monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
     for kind in (MetadataExtract, StacRegister):
@@ -309,7 +311,7 @@ def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pyte
 
 
 @pytest.mark.clause("DAG-02", "RSP-03")
-def test_only_the_port_decides_on_a_skip_before_the_operator_works(
+def test_only_the_run_state_port_decides_whether_an_operator_is_skipped(
     face: Face, objects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
@@ -349,7 +351,7 @@ NOUNS = {node.asset: node.operator for node in chain()}
 
 
 def observations(result: Any) -> dict[str, dict[str, Any]]:
-    """Return the metadata of every observation of a run, by asset noun."""
+    """Return the metadata of every observation of a run, by the last part of the asset's key."""
     return {
         event.asset_key.path[-1]: {
             name: value.value for name, value in event.asset_observation_data.asset_observation.metadata.items()
@@ -371,7 +373,7 @@ def _rows(table: str) -> list[dict[str, str]]:
 
 
 def versions(result: Any) -> dict[str, tuple[str, str]]:
-    """Return code and data version of every materialisation of a run, by asset noun."""
+    """Return code and data version of every materialisation of a run, by the last part of the asset's key."""
     return {
         event.asset_key.path[-1]: (
             event.step_materialization_data.materialization.tags[CODE_VERSION_TAG],
@@ -382,7 +384,7 @@ def versions(result: Any) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.clause("DAG-02", "DAG-16", "RSP-12", "IEN-11")
-def test_materialisations_and_observations_equal_the_commands_output(
+def test_materialisations_and_observations_show_the_same_evidence_as_kfm_runs_show(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
@@ -425,9 +427,9 @@ def test_materialisations_and_observations_equal_the_commands_output(
 
 
 def assert_steps_are_published(face: Face, run: str) -> None:
-    """Check that the run published its steps at its end, each using the previous step's output."""
+    """Check that the run published its steps at its end, and that each step uses the previous step's output."""
     root = Path(face.pipeline.settings.lineage) / "steps"
-    for _ in range(2):  # the second time the sensor finds all published
+    for _ in range(2):  # still one file after a tick, which finds all published
         [file] = root.glob("openlineage/*/*.ndjson")
         [proven] = root.glob("prov/*/*.jsonld")
         face.tick("nodd_ledger")

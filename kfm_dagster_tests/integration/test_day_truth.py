@@ -38,7 +38,7 @@ def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
-def test_a_later_run_hides_no_quarantine_and_a_release_clears_it(face: Face, objects: Path) -> None:
+def test_later_runs_show_a_quarantined_unit_until_it_is_released_and_succeeds(face: Face, objects: Path) -> None:
     first = one_is_quarantined(face, objects)
     assert tags(face, first) == {"kfm/quarantined": "yes", "kfm/quarantined.nexrad-l2": "1"}
 
@@ -60,7 +60,7 @@ def test_a_later_run_hides_no_quarantine_and_a_release_clears_it(face: Face, obj
     assert [key for key, check in gates(later).items() if "day_units_out" in check.metadata and not check.passed] == [
         G4, ("ledger", "G6_coverage"),
     ]  # fmt: skip
-    # The later run quarantined nothing; in the list of runs, tags mark the run that did.
+    # The later run quarantined nothing; in the list of runs, tags mark the run that quarantined the unit.
     assert tags(face, later) == {}
     quarantined_of = {"kfm/quarantined": "yes", "kfm/dataset.nexrad-l2": "yes"}
     assert [run.run_id for run in face.instance.get_runs(dg.RunsFilter(tags=quarantined_of))] == [first.run_id]
@@ -75,7 +75,7 @@ def test_a_later_run_hides_no_quarantine_and_a_release_clears_it(face: Face, obj
 
 
 @pytest.mark.clause("DAG-08")
-def test_a_failing_units_page_and_both_checks_link_to_the_console(
+def test_materialisations_and_both_checks_link_to_the_console_s_page_of_a_failing_unit(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = WalResource.settings
@@ -95,7 +95,7 @@ def test_a_failing_units_page_and_both_checks_link_to_the_console(
 
 
 @pytest.mark.clause("DAG-11")
-def test_a_day_looks_empty_only_until_it_has_units(face: Face, objects: Path) -> None:
+def test_a_day_is_shown_as_empty_only_until_it_has_units(face: Face, objects: Path) -> None:
     empty = face.execute(JOB, partition=PARTITION)
     assert empty.success
     assert {metadata["day"] for metadata in materialisations(empty).values()} == {"empty: nothing of this day is known"}
@@ -110,9 +110,9 @@ def test_a_day_looks_empty_only_until_it_has_units(face: Face, objects: Path) ->
         assert {evaluation.partition for evaluation in checks} == {result.dagster_run.tags["dagster/partition"]}
         assert len(checks) == 11
     graph = face.repository.asset_graph
-    whole = {key.name for key in graph.asset_check_keys if graph.get_check_spec(key).partitions_def is None}
+    unpartitioned = {key.name for key in graph.asset_check_keys if graph.get_check_spec(key).partitions_def is None}
     # The check on feeds does not depend on the run's day.
-    assert whole == {"feeds_are_whole"}
+    assert unpartitioned == {"feeds_are_whole"}
 
     put(objects, volumes(3))
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_day_looks_empty_only_until_it_has_units(face: Face, objects: Path) ->
 
 
 @pytest.mark.clause("DAG-11")
-def test_superseded_and_closed_units_fail_no_check(face: Face, objects: Path) -> None:
+def test_superseded_units_and_units_of_closed_cases_fail_no_check(face: Face, objects: Path) -> None:
     """A superseded unit, and a unit whose case a person has closed."""
     one_is_quarantined(face, objects)
     [unit] = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)

@@ -1,4 +1,4 @@
-"""Timed work: a day's beams and alerts (`nodd_due`), evidence, retention, quiet intervals."""
+"""Work at due times: a day's beams and alerts (`nodd_due`), evidence, retention; the cost of a quiet interval."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ingest(face: Face) -> None:
 
 
 @pytest.mark.clause("PCS-22")
-def test_a_day_s_beams_are_requested_once_its_units_ended_and_again_for_more_after_a_pause(face: Face) -> None:
+def test_a_day_s_beams_are_requested_when_its_units_have_ended_and_for_new_units_after_a_pause(face: Face) -> None:
     sensor = face.repository.get_sensor_def(SENSOR)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     assert PATH_JOB in {job.name for job in sensor.jobs}
@@ -84,7 +84,7 @@ def test_a_day_s_beams_are_requested_once_its_units_ended_and_again_for_more_aft
     [second] = requested(face)
     assert second["key"] != first["key"]
     face.pipeline.clock = lambda: utc_now() + LOOKS_BACK
-    assert requested(face) == [], "a table that old is left to a person"
+    assert requested(face) == [], "only a person recomputes so old a table"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def web_server(web_server: WebServer, monkeypatch: pytest.MonkeyPatch) -> WebSer
 def test_a_tick_sends_each_firing_alert_once_and_requests_no_run(
     web_server: WebServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without a pause, since the real clock runs.
+    # Deliveries are retried without a pause, because the real clock runs.
     monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_due").skip_message.endswith("; no alert fires")
     record = Record(face.pipeline.database, at=face.pipeline.clock())
@@ -106,16 +106,16 @@ def test_a_tick_sends_each_firing_alert_once_and_requests_no_run(
     dead = face.tick("nodd_due")
     assert dead.run_requests == []
     fires = f"1 [warning] covariance: {STAGE} G7 (firing)"
-    unheard = "channels without a URL: page_ops, open_ticket (KFM_ALERT_URLS)"
-    assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {unheard}")
+    without_url = "channels without a URL: page_ops, open_ticket (KFM_ALERT_URLS)"
+    assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {without_url}")
     web_server.answers = lambda _: WebAnswer()
-    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message delivered | {unheard}")
-    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {unheard}")
+    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message delivered | {without_url}")
+    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {without_url}")
     # Refused once, then accepted once.
     assert [message["title"] for message in messages(web_server)] == [f"[warning] covariance: {STAGE} G7"] * 2
 
 
-def test_wrong_urls_stop_only_alerts(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_alert_urls_stop_only_the_alerts(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_ALERT_URLS", "pager=json://kfm:secret@h")
     skipped = face.tick("nodd_due").skip_message
     assert skipped.startswith("no backfill is running; arrivals are computed for every day whose units have ended; ")
@@ -167,7 +167,7 @@ def test_the_schedule_requests_the_retention_job_once_a_policy_exists(face: Face
 
 
 @pytest.mark.clause("BEY-10")
-def test_a_wrong_policy_fails_the_job_in_one_line_and_deletes_nothing(face: Face, policy: Path) -> None:
+def test_a_wrong_policy_fails_the_job_with_an_error_of_one_line_and_deletes_nothing(face: Face, policy: Path) -> None:
     policy.write_text('version: "1.0.0"\nkeep: {landing: 1d}\n', encoding="utf-8")
     file = Path(face.pipeline.settings.storage) / landed_path(face.pipeline.landing.land([]))
     os.utime(file, (0, 0))
@@ -177,7 +177,7 @@ def test_a_wrong_policy_fails_the_job_in_one_line_and_deletes_nothing(face: Face
 
 
 MOST_STATEMENTS = 45
-"""Statements of all sensors together (39 now); none reads a growing table (test_ledger_plans)."""
+"""Limit for the statements of all sensors together (now 39); none reads a growing table (test_ledger_plans)."""
 
 
 class CountedSqs:
@@ -210,7 +210,7 @@ def statements(engine: sa.Engine) -> Iterator[list[str]]:
 
 
 @pytest.mark.clause("DAG-14")
-def test_a_quiet_interval_costs_few_queries_and_a_message_starts_its_run_at_the_next_tick(
+def test_an_interval_without_messages_costs_few_queries_and_the_next_message_gets_its_run_within_a_tick(
     face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = CountedSqs()
@@ -228,11 +228,11 @@ def test_a_quiet_interval_costs_few_queries_and_a_message_starts_its_run_at_the_
         patch.setattr(dg.SensorEvaluationContext, "instance", noted)
         for sensor in sensors:
             assert face.tick(sensor).run_requests == []
-    # No query goes to Dagster's storage, which a code server would open for each such tick.
+    # No tick queries Dagster's storage, which a code server would have to open for each such tick.
     assert opened == []
     questions = [text for text in executed if not text.startswith(("BEGIN", "PRAGMA"))]
     assert len(questions) <= MOST_STATEMENTS, "\n".join(questions)
-    # A request with a wait of a second queries all of SQS's servers: one request suffices.
+    # A receive request that waits for a second asks all of SQS's servers, so one request suffices.
     assert [request["WaitTimeSeconds"] > 0 for request in client.requests] == [True]
 
     [unit] = volumes(1)

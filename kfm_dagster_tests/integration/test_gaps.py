@@ -51,7 +51,7 @@ HOLE = 5
 
 
 def hourly(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the contract expect one volume an hour, as in a day's samples."""
+    """Make the contract expect one volume an hour, as many as the samples of a day have."""
     coverage = Coverage(settles_after_seconds=0, products=[ExpectedProduct(name="volumes", per_hour=1)])
     contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
     monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)
@@ -69,7 +69,7 @@ def ingested(pipeline: Pipeline, items: list[StoredObject], run_id: str) -> None
 
 
 def holed(pipeline: Pipeline, objects: Path) -> None:
-    """A feed followed since midnight, in which one object was never announced."""
+    """Follow a feed from midnight on, in which one object is never announced."""
     items = volumes(12)
     put(objects, items, written=MIDNIGHT)
     at(pipeline, MIDNIGHT + timedelta(minutes=30))
@@ -137,7 +137,7 @@ def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missin
     assert call("reconcile", *days).code == 0
 
 
-def test_no_gaps_and_no_expectation_give_different_output(
+def test_the_output_distinguishes_a_feed_without_gaps_from_one_without_expectations(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed(*arguments: str) -> tuple[str, bool]:
@@ -175,7 +175,7 @@ def test_a_product_is_expected_from_its_first_announced_unit_on(
     assert since(listed=(670,)) is None
 
 
-def test_an_hour_without_a_run_is_noticed_by_the_next_check(
+def test_the_gap_of_an_hour_without_any_run_is_found_by_the_next_check(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -196,7 +196,7 @@ def test_an_hour_without_a_run_is_noticed_by_the_next_check(
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
+def test_a_tick_detects_a_silence_and_checks_again_only_when_another_can_have_begun(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -205,7 +205,7 @@ def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
     for minutes, silent in ((0, False), (119, False), (120, True)):
         at(pipeline, LATER + timedelta(minutes=minutes))
         due = FeedWatch(pipeline).watch()
-        # The next silence cannot begin within a cadence.
+        # The next silence cannot begin before one interval of the feed has passed.
         assert FeedWatch(pipeline).watch(due) == due
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
@@ -223,7 +223,7 @@ def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
     pipeline.registry = everything
     FeedWatch(pipeline).watch()
     assert silent_feeds(pipeline) == [(DATASET, AlertState.FIRING)]
-    # A retired dataset may be silent, but not before its last day.
+    # From the day of its retirement on, a dataset can be silent without an alert.
     living = pipeline.registry[DATASET]
     for since, silent in ((pipeline.clock().date(), False), (pipeline.clock().date() + timedelta(days=1), True)):
         ended = staged(living, "retired", since=since.isoformat())
@@ -299,7 +299,7 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
-    asked_since: list[datetime] = []
+    queried_since: list[datetime] = []
 
     def days(now: datetime, *looked: timedelta, holes: tuple[int, ...] = ()) -> int:
         feeds = [
@@ -308,7 +308,7 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
         ]
 
         def open_days(_: object, dataset: str, *, since: datetime) -> list[date]:
-            asked_since.append(since)
+            queried_since.append(since)
             return [(now - timedelta(days=ago)).date() for ago in holes]
 
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda _: feeds)
@@ -324,10 +324,10 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
     assert days(noon, timedelta(days=30)) == 9
     assert days(noon, timedelta(0), holes=(3, 5)) == 2
     assert days(noon, hour, holes=(0, 5)) == 2
-    assert asked_since[-1] == noon - timedelta(days=8)
+    assert queried_since[-1] == noon - timedelta(days=8)
 
 
-def test_the_schedule_passes_without_a_feed_and_shows_the_picture_of_a_gap(
+def test_the_schedule_skips_without_a_followed_feed_and_shows_the_picture_of_gaps(
     face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A schedule needs an instance reference, which an in-memory instance lacks.

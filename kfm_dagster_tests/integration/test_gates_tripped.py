@@ -58,7 +58,7 @@ def test_every_gate_is_a_blocking_check_with_a_description(face: Face) -> None:
 
 
 @pytest.mark.clause("DAG-11", "PCS-12")
-def test_a_sample_feed_need_not_cover_a_day_until_it_is_whole(face: Face, monkeypatch: Patch) -> None:
+def test_the_coverage_gate_passes_for_a_sample_feed_but_not_for_a_whole_feed(face: Face, monkeypatch: Patch) -> None:
     deliver(face.pipeline, *volumes(2))
     with monkeypatch.context() as patch:
         patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": FeedKind.SAMPLE}))
@@ -67,11 +67,11 @@ def test_a_sample_feed_need_not_cover_a_day_until_it_is_whole(face: Face, monkey
         assert check.passed
         assert "KFM_FEED" in str(check.metadata["observed"].value)
         assert "tag" not in materialisations(result)["ledger"]
-    # A sample's result is not reused once the feed is whole, and a reused result hides no failure.
+    # The result for a sample feed is not reused for a whole feed, and a reused result hides no failure.
     second = face.execute(JOB, partition=PARTITION)
-    whole = face.execute(JOB, partition=PARTITION)
-    for each in (second, whole):
-        assert not gates(each)["ledger", "G6_coverage"].passed
+    third = face.execute(JOB, partition=PARTITION)
+    for result in (second, third):
+        assert not gates(result)["ledger", "G6_coverage"].passed
 
 
 def incomplete(face: Face, monkeypatch: Patch) -> None:
@@ -136,7 +136,7 @@ def test_a_stopping_gate_blocks_every_downstream_step(
     assert_conserved(face.pipeline)
 
 
-def where_they_are(face: Face) -> dict[str, tuple[str, int, str | None]]:
+def states_by_key(face: Face) -> dict[str, tuple[str, int, str | None]]:
     """Return status, attempts and last reason of each record by key."""
     unit_records = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
     return {
@@ -145,14 +145,16 @@ def where_they_are(face: Face) -> dict[str, tuple[str, int, str | None]]:
 
 
 @pytest.mark.clause("PCS-04", "PCS-23")
-def test_a_unit_that_breaks_closure_is_quarantined_at_once_and_the_others_continue(face: Face, objects: Path) -> None:
+def test_a_unit_that_breaks_closure_is_quarantined_after_one_attempt_and_the_others_continue(
+    face: Face, objects: Path
+) -> None:
     items = volumes(UNITS)
     put(objects, items)
     at_fault, *others = (item.key.rpartition("/")[2] for item in items)
     under(face.pipeline, *STOPS)
     with beyond_the_pole(at_fault):
         assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
-    where = where_they_are(face)
+    where = states_by_key(face)
     assert where.pop(at_fault) == (Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)
     assert where == dict.fromkeys(others, (Status.PENDING, 1, "retry"))
     [case] = QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).find(CaseState.OPEN)
@@ -160,28 +162,28 @@ def test_a_unit_that_breaks_closure_is_quarantined_at_once_and_the_others_contin
     assert "E_DIM" in str(own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)[0].last_error_message)
     # The next run ingests the sound units.
     assert face.execute(JOB, partition=PARTITION).success
-    where = where_they_are(face)
+    where = states_by_key(face)
     assert {where[name][0] for name in others} == {Status.SUCCEEDED}
     assert where[at_fault][:2] == (Status.QUARANTINED, 1)
 
 
 @pytest.mark.clause("PCS-04", "PCS-14", "PCS-23")
-def test_with_a_compensable_error_in_the_card_every_unit_is_retried(face: Face, objects: Path) -> None:
+def test_every_unit_is_retried_if_the_card_makes_the_error_compensable(face: Face, objects: Path) -> None:
     items = volumes(UNITS)
     put(objects, items)
     under(face.pipeline, *STOPS, (REVIEW, "human_review: [E_UQ]"))
     with beyond_the_pole(items[0].key):
         assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
-    assert set(where_they_are(face).values()) == {(Status.PENDING, 1, "retry")}
+    assert set(states_by_key(face).values()) == {(Status.PENDING, 1, "retry")}
 
 
 @pytest.mark.clause("PCS-04", "PCS-23")
-def test_a_fault_of_no_single_unit_quarantines_the_whole_batch(face: Face, objects: Path, monkeypatch: Patch) -> None:
+def test_a_fault_of_the_whole_batch_quarantines_all_its_units(face: Face, objects: Path, monkeypatch: Patch) -> None:
     put(objects, volumes(UNITS))
     under(face.pipeline, REVIEW, "human_review: [E_DIM, E_GATE]")
     uncited(face, monkeypatch)
     assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
-    assert set(where_they_are(face).values()) == {(Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)}
+    assert set(states_by_key(face).values()) == {(Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)}
 
 
 def a_short_index(arrival: PathArrival) -> PathArrival:
@@ -222,7 +224,7 @@ def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fault of one volume, the check that detects it, and its description."""
+    """A fault of one volume, the check that detects it, and words of the check's description."""
 
     fault: Callable[[PathArrival], PathArrival]
     check: str
@@ -256,7 +258,7 @@ def stops(face: Face, run_id: str) -> list[str]:
 
 
 @pytest.mark.clause("PCS-09", "PCS-15")
-def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> None:
+def test_sound_radar_paths_pass_their_gates_and_the_stage_is_audited(day: Face) -> None:
     result = day.execute(PATH_JOB, partition=PARTITION)
     evaluations = path_checks(result)
     assert tuple(evaluations) == PATH_CHECKS
@@ -271,13 +273,13 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
         *(("gate", gate) for gate in ("G3", "G4", "G7")),
         ("transition", "running>succeeded"),
     ]
-    # With the same metadata nothing is checked twice, and the checks report that.
+    # With the same metadata nothing is checked a second time, and the checks report this skip.
     repeated = path_checks(day.execute(PATH_JOB, partition=PARTITION))
     assert {check.metadata["observed"].value for check in repeated.values()} == {"skipped: CONTENT_APPLIED"}
 
 
 @pytest.mark.clause("PCS-09", "PCS-11", "PCS-20")
-def test_a_faulty_volume_is_rejected_by_its_gate_and_the_others_have_rows(day: Face, monkeypatch: Patch) -> None:
+def test_a_faulty_volume_is_rejected_by_one_gate_and_the_other_volumes_have_rows(day: Face, monkeypatch: Patch) -> None:
     for case in CASES:
         with monkeypatch.context() as patch:
             spoil(patch, case.fault)
@@ -285,7 +287,7 @@ def test_a_faulty_volume_is_rejected_by_its_gate_and_the_others_have_rows(day: F
 
 
 def assert_one_volume_leaves(day: Face, case: Case) -> None:
-    """Compute the day's table; check that the gate rejects one volume and the others have rows."""
+    """Compute the day's table; check that the gate rejects one volume and the other volumes have rows."""
     result = day.execute(PATH_JOB, partition=PARTITION)
     evaluations = path_checks(result)
     assert [name for name, check in evaluations.items() if not check.passed] == [case.check], case
@@ -325,12 +327,12 @@ POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
 
 
 REFUSED_AT = list(operators()).index(ProvenanceEmit.operator) + 1
-"""The number of the refused clock check: each attempt of a stage checks once."""
+"""The number of the first clock check that is refused: each attempt of a stage checks once."""
 
 
 @dataclass
 class ScriptedClock(LockedClock):
-    """Unlocked from REFUSED_AT on."""
+    """A clock that is unlocked from check number REFUSED_AT on."""
 
     looks: int = 0
 
@@ -352,7 +354,7 @@ class ScriptedClock(LockedClock):
         ("retry_policy: {max_retries: 3, backoff: const, base: 10ms, deadline: 10m, retry_on: [E_INTERNAL]}", 0, 1),
     ],
 )
-def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_the_run_is_rolled_back(
+def test_a_run_whose_clock_stays_unlocked_is_rolled_back_after_its_retries_or_its_deadline(
     face: Face, monkeypatch: pytest.MonkeyPatch, policy: str, minutes_per_look: int, tries: int
 ) -> None:
     pipeline = face.pipeline

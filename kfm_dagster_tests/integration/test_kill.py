@@ -56,7 +56,7 @@ DEATHS = [
     (Settle.operator, Failpoint.ARTIFACT_PUT_AFTER),
     (Settle.operator, Failpoint.STAGE_COMMITTED),
 ]
-"""One day for each failpoint; the day's first run dies there."""
+"""One day for each failpoint, at which the day's first run dies."""
 
 
 def chaos_plan() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def chaos_plan() -> dict[str, Any]:
 
 @pytest.fixture
 def events(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> Iterator[list[ObjectEvent]]:
-    """Announce some units of each day by the environment's cloud."""
+    """Let the embedded cloud announce some units of each day; point the environment at this cloud."""
     days = [FIRST_DAY + timedelta(days=number) for number in range(len(DEATHS))]
     samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_PER_DAY)]
     events = clouds.feed(cloud_server, contracts.only([DATASET]), samples, duplicates=3)
@@ -90,10 +90,10 @@ def events(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> Iterator
 
 
 @pytest.mark.deployment
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # production's; on SQLite the campaign kills
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the campaign of kills uses SQLite
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09", "TEL-03", "RSP-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_unit(
+def test_kills_of_each_operator_of_the_daemon_and_of_the_code_server_lose_and_duplicate_no_unit(
     events: list[ObjectEvent], database_url: str, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
@@ -143,21 +143,21 @@ def claims_of(pipeline: Pipeline, **where: str) -> list[list[str | None]]:
 
 
 def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounters) -> None:
-    """Check that each unit was claimed once, and twice exactly if a dead run held it."""
+    """Check that each unit was claimed twice if a dead run held it, otherwise once."""
     died = {entry["rule"]: entry["labels"]["run"] for entry in counters.injected()}
     for number, (operator, failpoint) in enumerate(DEATHS):
         day = FIRST_DAY + timedelta(days=number)
         claims = claims_of(pipeline, partition=day.isoformat())
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
-        # A run that died before its claim's commit held no unit; one that died after settlement gave none back.
-        given_back = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
+        # A run that died before its claim's commit held no unit; a run that died after settlement released none.
+        released = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
         assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
-        assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
+        assert [len(runs) for runs in claims] == [2 if released else 1] * UNITS_PER_DAY
 
 
 def _assert_failures_are_published(pipeline: Pipeline, home: Path) -> None:
-    """Check that only days whose run died after its claim have FAIL events, one for each unit."""
+    """Check that each unit with a lost attempt has one FAIL event, and no other unit has any."""
     files = (home / "lineage" / "failures").rglob("*.ndjson")
     published = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     failed = Counter(event["run"]["facets"]["kfmWal"]["wal_id"] for event in published if event["eventType"] == "FAIL")
@@ -176,7 +176,7 @@ def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[
 @pytest.mark.clause("BEY-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_ends_after_its_batch_on_a_signal(
+def test_a_signal_ends_a_worker_after_its_current_batch(
     announced: dict[str, str], database_url: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     variables = announced | {"KFM_HOME": str(tmp_path / "home"), "KFM_WAL_DSN": database_url}
@@ -205,7 +205,7 @@ DAYS = 2
 UNITS_A_DAY = 15
 UNITS = DAYS * UNITS_A_DAY
 LEASE_SECONDS = 30
-"""Several times the duration of a step, which renews its lease."""
+"""Several times the duration of a step; each step renews the lease."""
 BUCKETS = {
     "KFM_STORAGE_URL": "artifacts",
     "KFM_CATALOG_URL": "catalog",
@@ -219,7 +219,7 @@ DEATH = {
     "where": {"operator": MetadataExtract.operator, "units": "[1-9]*"},
     "nth": 1,
 }
-"""In mid-run: units are claimed and checked, and the step's work is not yet committed."""
+"""A death in the middle of a run: units are claimed and checked, and the step's work is not committed yet."""
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Celery worker that executes steps in its own process, so it dies with its step."""
+    """Run a Celery worker whose steps run in the worker's own process: a killed step kills the worker."""
     log = folder / f"{name}.log"
     options = ["--pool", "solo", "--hostname", name, "--loglevel", "INFO"]
     command = [sys.executable, "-m", "kfm_dagster.defs.celery_worker", *options]
@@ -279,7 +279,7 @@ def done_by(instance: dg.DagsterInstance) -> Counter[str]:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.clause("DAG-09", "DAG-10", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
+def test_a_celery_worker_killed_during_a_run_loses_and_duplicates_no_unit(
     broker: str, cloud: EmbeddedCloud, database_url: str, empty_postgres_url: str, tmp_path: Path
 ) -> None:
     plan, home = tmp_path / "plan.json", tmp_path / "home"
@@ -307,7 +307,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
             drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=lambda _: assert_conserved(pipeline))
             with dg.DagsterInstance.get() as instance:
-                # The other worker repeats the step of the run, which then has no units left.
+                # The other worker repeats the killed step; by then the units of its run were released.
                 until(
                     lambda: all(run.is_finished for run in instance.get_runs()), (tmp_path / "two@here.log").read_text
                 )

@@ -55,7 +55,7 @@ def of_status(face: Face, status: Status) -> set[str]:
 
 
 @pytest.mark.clause("WAL-10")
-def test_nothing_is_received_while_all_of_the_queues_datasets_are_off(
+def test_nothing_is_received_while_all_datasets_of_the_queue_are_switched_off(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     queue.waiting = list(batch)
@@ -76,7 +76,7 @@ def test_nothing_is_received_while_all_of_the_queues_datasets_are_off(
 
 
 @pytest.mark.clause("WAL-10")
-def test_units_of_a_switched_off_dataset_wait_and_others_continue(
+def test_units_of_a_switched_off_dataset_wait_while_other_datasets_continue(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     queue.waiting = list(batch)
@@ -85,7 +85,7 @@ def test_units_of_a_switched_off_dataset_wait_and_others_continue(
 
     assert work(face, "nodd_messages") == [{"nexrad-l2"}]
     assert (of_status(face, Status.PENDING), of_status(face, Status.SUCCEEDED)) == ({"goes-abi"}, {"nexrad-l2"})
-    # Its messages are hidden for SQS's maximum, since redeliveries count for the redrive policy.
+    # The messages of goes-abi are hidden for SQS's maximum, because redeliveries count for the redrive policy.
     assert queue.visibility == [(message.receipt_handle, MAX_VISIBILITY_SECONDS) for message in batch[:2]]
 
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_units_that_wait_for_a_switch_do_not_delay_other_datasets(
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_listing_of_a_switched_off_dataset_reports_it_and_lists_nothing(
+def test_a_listing_run_of_a_switched_off_dataset_fails_with_this_reason_and_lists_nothing(
     face: Face, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.ledger.switches.engage("nexrad-l2", WHY)
@@ -157,7 +157,7 @@ SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_due")
 
 
 def of_day(day: date, objects: Path, contracts: ContractRegistry, *, announced: datetime | None = None) -> SqsMessage:
-    """Store an HRRR object of that day and announce it, by default at its run's time."""
+    """Store an HRRR object of this day and announce it, by default at the time of the model run."""
     run = datetime(day.year, day.month, day.day, tzinfo=UTC)
     key, content, index = hrrr.make_hrrr(run=run, lead=1)
     item = good(hrrr.BUCKET, key, content)
@@ -178,8 +178,8 @@ def statuses(face: Face) -> dict[str, Status]:
     return {record.dataset: record.status for record in traces.records(face.pipeline).values()}
 
 
-def tonight(objects: Path, contracts: ContractRegistry) -> SqsMessage:
-    """Return a message of a day within the window, which must still be ingested."""
+def within_window(objects: Path, contracts: ContractRegistry) -> SqsMessage:
+    """Return the message of an object of a day within the window; it must be ingested like any other."""
     [item] = volumes(1)
     put(objects, [item])
     return announce([item.event()], registry=contracts)
@@ -189,21 +189,21 @@ STRAYS = [
     (OLD_DAY, date(2025, 4, 2)),
     (date(2024, 12, 31), date(2025, 4, 2)),
     (date(2098, 12, 31), date(2025, 4, 2)),
-    # By the sender's clock it would be today.
+    # By the sender's clock, the object's day is the current day.
     (date(2098, 12, 30), date(2098, 12, 30)),
 ]
 """Days outside the window, and the announcement times of their objects."""
 
 
 @pytest.mark.clause("DAG-12", "SEC-05", "SEC-13", "OPR-19")
-def test_a_day_outside_the_window_is_ignored_with_a_reason_and_others_continue(
+def test_objects_of_days_outside_the_window_are_ignored_with_a_reason_and_other_days_continue(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
     strays = {
         f"hrrr.{day:%Y%m%d}": of_day(day, objects, contracts, announced=datetime.combine(announced, time(), UTC))
         for day, announced in STRAYS
     }
-    queue.waiting += [*strays.values(), tonight(objects, contracts)]
+    queue.waiting += [*strays.values(), within_window(objects, contracts)]
     partitions, _ = served(face)
     assert partitions == {"2025-04-02"}
     rows = IGNORED.query(face.pipeline, IgnoredFilter(reason="outside_window"), None, 10).rows
@@ -217,12 +217,12 @@ def test_a_day_outside_the_window_is_ignored_with_a_reason_and_others_continue(
 
 
 @pytest.mark.clause("OPR-27", "DAG-12", "SEC-05", "BEY-03")
-def test_after_lowering_the_window_days_wait_for_a_reload_and_too_early_days_are_rejected(
+def test_after_an_extension_of_the_window_new_days_wait_for_a_reload_and_too_early_days_are_rejected(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
     own_tx(face.pipeline.window).lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
     days = (OLD_DAY, OLD_DAY - timedelta(days=1))
-    queue.waiting += [*(of_day(day, objects, contracts) for day in days), tonight(objects, contracts)]
+    queue.waiting += [*(of_day(day, objects, contracts) for day in days), within_window(objects, contracts)]
     partitions, texts = served(face)
     assert partitions == {"2025-04-02"}
     assert "1 unit of 2014-07-30 on hold: the code location was loaded before" in texts
@@ -248,7 +248,7 @@ def test_units_of_future_days_do_not_block_the_intake(
     assert limited.tick("nodd_messages").run_requests == []
     assert statuses(limited) == {"hrrr": Status.PENDING}
 
-    queue.waiting += [tonight(objects, contracts)]
+    queue.waiting += [within_window(objects, contracts)]
     [request] = limited.tick("nodd_messages").run_requests
     assert request.partition_key == "2025-04-02"
     assert limited.tick("nodd_messages").skip_message.startswith("1 live units are in flight")

@@ -90,7 +90,7 @@ def test_a_live_message_is_ingested_before_the_bulk_units_of_a_busy_day(small_ru
     )
     assert len(claimed) == UNITS_PER_RUN
 
-    # A message for the same dataset is received, planned and ingested at once.
+    # A message for the same dataset is received, planned and ingested without waiting for the bulk units.
     enqueue(face.pipeline, queue, *volumes(1))
     [live] = face.tick("nodd_messages").run_requests
     assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
@@ -104,7 +104,7 @@ def test_a_live_message_is_ingested_before_the_bulk_units_of_a_busy_day(small_ru
 
 
 @pytest.mark.clause("BEY-14")
-def test_a_live_run_is_not_lengthened_by_bulk_units_of_its_day(face: Face) -> None:
+def test_a_live_run_claims_no_bulk_units_of_its_day(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))
     listed = [parsed(face, item.event()) for item in volumes(3)[1:]]
     own_tx(face.pipeline.ledger).ensure(listed, lane=Lane.BULK)
@@ -128,7 +128,7 @@ def claimed_units(face: Face, request: dg.RunRequest) -> int:
 
 @pytest.mark.clause("BEY-14")
 def test_bulk_work_progresses_under_any_amount_of_live_work(small_runs: Face) -> None:
-    """Live runs leave a slot for pending bulk work, which their priority would otherwise starve."""
+    """Live runs leave a slot for pending bulk work, which would otherwise starve because they have priority."""
     face = small_runs
     bulk_units(face, 10 * UNITS_PER_RUN)
     slots = run_slots(face.instance)
@@ -145,7 +145,7 @@ def test_bulk_work_progresses_under_any_amount_of_live_work(small_runs: Face) ->
 
 
 @pytest.mark.clause("BEY-14")
-def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
+def test_the_limits_of_the_shipped_run_queue_equal_the_default_share_of_bulk_runs() -> None:
     queue = yaml.safe_load(dagster_yaml_for({}, Path()))["concurrency"]["runs"]
     limits = {limit["key"]: limit["limit"] for limit in queue["tag_concurrency_limits"]}
     assert set(limits.values()) == {Settings().bulk_runs(queue["max_concurrent_runs"])}

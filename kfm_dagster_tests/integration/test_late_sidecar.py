@@ -1,4 +1,4 @@
-"""A sidecar announced after its data completes the Item once, in any order."""
+"""A sidecar completes the Item of its object once, whichever of both is announced first."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
         "in_progress",
         "succeeded",
     ]
-    # Lineage has both once, and no decision is recorded.
+    # Lineage has the unit and the completion once each, and no governance decision is recorded.
     published = traces.events(Path(pipeline.settings.lineage))
     traces.assert_once(published)
     assert sum(kind == "COMPLETE" for kind, *_ in published) == 2
@@ -133,7 +133,9 @@ def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects:
     assert len(versions(pipeline)) == 1
 
 
-def test_a_removed_or_reannounced_sidecar_is_read_once(pipeline: Pipeline, objects: Path) -> None:
+def test_the_removal_of_a_sidecar_gives_no_completion_and_repeated_announcements_give_one(
+    pipeline: Pipeline, objects: Path
+) -> None:
     ingest_without_sidecar(pipeline)
     message = announce([SIDECAR.event()], registry=pipeline.registry)
     removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
@@ -154,7 +156,7 @@ def test_a_removed_or_reannounced_sidecar_is_read_once(pipeline: Pipeline, objec
     assert len(versions(pipeline)) == 2
 
 
-def test_a_sidecar_that_arrives_while_its_data_is_read_completes_the_item(pipeline: Pipeline) -> None:
+def test_a_sidecar_that_arrives_while_its_object_is_read_completes_the_item(pipeline: Pipeline) -> None:
     deliver(pipeline, DATA)
     with pytest.raises(CrashError):
         run(pipeline, "first", dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"))

@@ -1,4 +1,4 @@
-"""NEXRAD volumes from chunks in any order; a later volume closes one without its end."""
+"""NEXRAD volumes from chunks in any order; a later volume closes a volume without its last chunk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=RADAR, start=START))
 
 
 def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
-    """Return an Item without the run that wrote it."""
+    """Return the only Item, without the run that wrote it."""
     (item,) = traces.catalog_items(pipeline).values()
     assert item["id"] == item_id
     item["properties"].pop("kfm:run_state")
@@ -77,7 +77,7 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.clause("OPR-01", "OPR-06")
-def test_an_item_starts_with_the_first_chunk_grows_and_becomes_the_archive_s(pipeline: Pipeline, objects: Path) -> None:
+def test_an_item_grows_from_the_first_chunk_to_the_archive_s_object(pipeline: Pipeline, objects: Path) -> None:
     ends = []
     for number, chunk in enumerate((S, I2, I3, E), start=1):
         ingest(pipeline, objects, chunk, run_id=f"run-{number}")
@@ -108,7 +108,7 @@ def test_an_item_starts_with_the_first_chunk_grows_and_becomes_the_archive_s(pip
 
 
 @pytest.mark.clause("OPR-08")
-def test_the_collection_follows_the_archive_s_contract_for_both_datasets(pipeline: Pipeline, objects: Path) -> None:
+def test_both_datasets_write_the_collection_by_the_archive_s_contract(pipeline: Pipeline, objects: Path) -> None:
     root = Path(pipeline.settings.catalog)
     ingest(pipeline, objects, S, run_id="chunk")
     first = traces.catalog_tree(root)[f"{ARCHIVE}/collection.json"]
@@ -127,7 +127,7 @@ def test_the_collection_follows_the_archive_s_contract_for_both_datasets(pipelin
 
 
 @pytest.mark.clause("OPR-06", "BEY-03")
-def test_a_real_volume_from_unordered_chunks_equals_the_independent_reader(
+def test_a_real_volume_from_unordered_chunks_has_the_values_of_an_independent_reader(
     pipeline: Pipeline, objects: Path, shared_data: Path, reference: Mapping[str, Any]
 ) -> None:
     folder = "objects/unidata-nexrad-level2-chunks/KLOT/901"
@@ -147,8 +147,8 @@ def test_a_real_volume_from_unordered_chunks_equals_the_independent_reader(
     for name, expected in (("start_datetime", "time_coverage_start"), ("end_datetime", "time_coverage_end")):
         actual, independent = (datetime.fromisoformat(text) for text in (properties[name], whole[expected]))
         assert abs(actual - independent) < timedelta(seconds=1)
-    place = [properties[f"nexrad:{name}"] for name in ("latitude", "longitude", "height-m")]
-    assert place == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
+    location = [properties[f"nexrad:{name}"] for name in ("latitude", "longitude", "height-m")]
+    assert location == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: answers["n_chunks"]}
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
 
@@ -169,7 +169,7 @@ def plan(seed: int) -> list[list[StoredObject]]:
 
 @pytest.fixture(scope="module")
 def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObject], dict[str, Any]]:
-    """Return a function that gives the Item of a single object."""
+    """Return a function that gives the Item of an object that is ingested alone."""
 
     def item(of: StoredObject) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("alone")
@@ -185,7 +185,7 @@ def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObje
 
 @pytest.mark.clause("BEY-01")
 @pytest.mark.parametrize("seed", range(8))
-def test_in_every_order_the_item_is_of_the_last_chunk_or_the_archive_s(
+def test_in_every_order_the_item_ends_as_that_of_the_last_chunk_or_of_the_archive_s_object(
     seed: int, pipeline: Pipeline, objects: Path, item_alone: Callable[[StoredObject], dict[str, Any]]
 ) -> None:
     for number, batch in enumerate(plan(seed)):
@@ -251,7 +251,7 @@ def assert_all_published_once(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_volume_without_end_is_closed_by_the_next_and_its_item_has_the_reason(
+def test_the_next_volume_closes_a_volume_without_end_whose_item_then_has_the_reason(
     pipeline: Pipeline, objects: Path
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -291,20 +291,20 @@ SERIAL = itertools.count()
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Draw batches of chunks (volume, place) of three volumes: any order, repeats and gaps."""
-    places = st.sets(st.sampled_from((0, 1, 2, 0, 1, 2, 3)), max_size=4)
-    some = [(number, place) for number in range(3) for place in sorted(draw(places))] or [(0, 0)]
+    """Draw batches of chunks (volume, position) of three volumes: any order, repeats and gaps."""
+    positions = st.sets(st.sampled_from((0, 1, 2, 0, 1, 2, 3)), max_size=4)
+    some = [(number, position) for number in range(3) for position in sorted(draw(positions))] or [(0, 0)]
     sent = draw(st.permutations(some + draw(st.lists(st.sampled_from(some), max_size=4))))
     cuts = sorted(draw(st.sets(st.integers(1, len(sent)), max_size=6)))
     return [part for begin, end in itertools.pairwise([0, *cuts, len(sent)]) if (part := sent[begin:end])]
 
 
 def over(arrived: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return the newest chunk of each volume before the last, without chunks that end a volume."""
+    """Return the newest chunk of each volume that has a later volume and lacks its last chunk."""
     newest = {
-        number: max(place for volume_number, place in arrived if volume_number == number) for number, _ in arrived
+        number: max(position for volume_number, position in arrived if volume_number == number) for number, _ in arrived
     }
-    return {(number, place) for number, place in newest.items() if number < max(newest) and place != 3}
+    return {(number, position) for number, position in newest.items() if number < max(newest) and position != 3}
 
 
 @pytest.mark.clause("BEY-09", "BEY-03")
@@ -313,17 +313,17 @@ def over(arrived: set[tuple[int, int]]) -> set[tuple[int, int]]:
 @example(batches=[[(0, 0)], [(1, 0)], [(2, 0)]])
 @example(batches=[[(2, 0)], [(1, 0)], [(0, 0)]])
 @example(batches=[[(0, 0)], [(2, 0)], [(1, 0)]])
-def test_in_any_order_a_volume_with_a_later_one_is_closed_at_its_newest_known_chunk(
+def test_in_any_order_a_volume_with_a_later_volume_is_closed_at_its_newest_known_chunk(
     pipeline: Pipeline, batches: list[list[tuple[int, int]]]
 ) -> None:
     # The examples share a database, so each has its own radar. No chunk is read here.
     site = f"X{next(SERIAL) % 1000:03d}"
     chunks = {
-        (volume_number, place): StoredObject(
+        (volume_number, position): StoredObject(
             bucket=BUCKET, key=chunk.key.replace(SITE, site), stored=None, announced=b""
         )
         for volume_number, chunks_made in enumerate((FIRST, SECOND, THIRD))
-        for place, chunk in enumerate(chunks_made)
+        for position, chunk in enumerate(chunks_made)
     }
     arrived: set[tuple[int, int]] = set()
     expected: set[tuple[int, int]] = set()
@@ -344,7 +344,7 @@ def test_in_any_order_a_volume_with_a_later_one_is_closed_at_its_newest_known_ch
 
 
 @pytest.mark.clause("BEY-09", "BEY-01")
-def test_a_chunk_after_the_closing_becomes_the_newest_and_reopens_nothing(pipeline: Pipeline, objects: Path) -> None:
+def test_chunks_after_the_closing_keep_a_volume_closed_until_its_last_chunk(pipeline: Pipeline, objects: Path) -> None:
     ingest(pipeline, objects, FIRST[0], run_id="first")
     ingest(pipeline, objects, SECOND[0], run_id="second")
     assert [end_of(item) for item in items_of(pipeline)] == [(1, False, LATER_VOLUME), (1, False, None)]
@@ -386,8 +386,8 @@ def test_reading_a_chunk_again_leaves_its_volume_closed(pipeline: Pipeline, obje
 
 
 @pytest.mark.clause("BEY-09", "BEY-01")
-@pytest.mark.parametrize("archive_first", [True, False], ids=["before the closing", "after it"])
-def test_the_archive_s_object_gets_its_item_before_or_after_the_closing(
+@pytest.mark.parametrize("archive_first", [True, False], ids=["before the closing", "after the closing"])
+def test_the_item_shows_the_archive_s_object_whether_it_comes_before_or_after_the_closing(
     archive_first: bool, pipeline: Pipeline, objects: Path
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -406,7 +406,7 @@ def test_the_archive_s_object_gets_its_item_before_or_after_the_closing(
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
+def test_a_killed_intake_closes_no_volume_and_the_redelivery_closes_it(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -423,7 +423,7 @@ def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
 @pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize("earlier_first", [True, False])
 @BOTH_DATABASES
-def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
+def test_of_two_concurrently_recorded_volumes_the_later_volume_closes_the_earlier_one(
     earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
 ) -> None:
     first, second = (make_pipeline(url=database_url, home=home) for home in ("one", "other"))
@@ -451,14 +451,14 @@ def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
 
 
 @pytest.mark.clause("BEY-09")
-def test_an_unreadable_newest_chunk_leaves_the_closing_to_the_previous_one(pipeline: Pipeline, objects: Path) -> None:
+def test_a_volume_with_unreadable_newest_chunk_is_closed_at_the_chunk_before(pipeline: Pipeline, objects: Path) -> None:
     empty = [replace(chunk, stored=b"") for chunk in (FIRST[1], SECOND[1])]
     ingest(pipeline, objects, FIRST[0], empty[0], run_id="first")
     assert ledger_of(pipeline)[empty[0].uri, None].status is Status.QUARANTINED
     assert arrive(pipeline, objects, SECOND[0]).closings == 1
     work(pipeline, "second")
     assert end_of(items_of(pipeline)[0]) == (1, False, LATER_VOLUME)
-    # Only the run finds this chunk unreadable; the next intake closes at the chunk before it.
+    # Only a run detects that this chunk is unreadable; the next intake closes at the chunk before it.
     assert arrive(pipeline, objects, empty[1], THIRD[0]).closings == 1
     work(pipeline, "third")
     assert end_of(items_of(pipeline)[1]) == (1, False, None)
@@ -468,7 +468,7 @@ def test_an_unreadable_newest_chunk_leaves_the_closing_to_the_previous_one(pipel
     assert set(closings(pipeline)) == {FIRST[0].uri, SECOND[0].uri, SECOND[1].uri}
 
 
-# --- the other ways in
+# --- backfills, and datasets without chunks
 
 
 @pytest.mark.clause("BEY-09")
@@ -481,7 +481,7 @@ def test_a_backfill_closes_volumes_without_an_end(pipeline: Pipeline, objects: P
     assert_all_published_once(pipeline)
 
 
-def test_datasets_without_chunks_run_no_further_query(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_without_chunks_cause_no_query_of_volumes(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[str] = []
     run = Transaction.run
     monkeypatch.setattr(

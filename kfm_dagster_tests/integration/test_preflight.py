@@ -1,4 +1,4 @@
-"""With a missing, refusing or foreign store or queue, no message is received or deleted."""
+"""No message is received or deleted while a store or queue is missing, refuses access, or is foreign."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_messages_are_received_only_once_the_missing_bucket_exists(
 
 
 @pytest.mark.clause("DAG-13")
-def test_messages_of_a_vanished_bucket_become_visible_at_once_and_are_not_received_again(
+def test_if_the_storage_bucket_vanishes_the_received_messages_become_visible_and_no_more_are_received(
     face: Face,
     queue: FakeQueue,
     cloud: EmbeddedCloud,
@@ -103,7 +103,7 @@ def test_messages_of_a_vanished_bucket_become_visible_at_once_and_are_not_receiv
 
 
 @pytest.mark.clause("DAG-13")
-def test_a_missing_queue_or_database_is_one_line_of_the_tick(
+def test_a_tick_reports_a_missing_queue_or_database_in_one_line(
     face: Face, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: connect(settings))
@@ -120,7 +120,7 @@ def test_a_missing_queue_or_database_is_one_line_of_the_tick(
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("only", [(), ("PUT",), ("HEAD",)], ids=["everything", "writing", "reading"])
-def test_a_store_without_permission_is_named_with_its_setting(
+def test_a_store_that_refuses_access_is_named_with_its_setting(
     only: tuple[str, ...], tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(request: WebRequest) -> WebAnswer:
@@ -138,7 +138,7 @@ def test_a_store_without_permission_is_named_with_its_setting(
     )
 
 
-def test_folders_are_unchanged_and_one_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+def test_the_check_writes_no_file_and_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     preflight(settings)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -149,7 +149,7 @@ def test_folders_are_unchanged_and_one_that_cannot_be_created_is_named(tmp_path:
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("answer", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
-def test_a_bucket_that_cannot_be_listed_does_not_affect_the_others(
+def test_a_bucket_that_cannot_be_listed_does_not_affect_objects_of_other_buckets(
     answer: IntegrityIssue, face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, [good(*sample) for satellite in (16, 19) for sample in goes_abi_samples(DAY, 3, satellite=satellite)])
@@ -179,7 +179,7 @@ REFUSED = "is another deployment's"
 
 @pytest.fixture(params=["folder", "bucket"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The place of a catalog and a store that two otherwise separate deployments share."""
+    """The folder or bucket of a catalog and a store that two otherwise separate deployments share."""
     place = str(tmp_path / "shared")
     if request.param == "bucket":
         aws: EmbeddedCloud = request.getfixturevalue("aws")
@@ -225,7 +225,7 @@ def _files(place: str) -> dict[str, bytes]:
 
 @pytest.mark.clause("SEC-11")
 @BOTH_DATABASES
-def test_a_second_ledger_changes_nothing_in_the_places_of_the_first(
+def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_first_ledger(
     first: Face,
     make_second: Callable[[], Face],
     shared: str,
@@ -263,7 +263,7 @@ def test_a_second_ledger_changes_nothing_in_the_places_of_the_first(
     ):
         call(*command).refused(REFUSED, code=ExitCode.REFUSED)
     assert _files(f"{shared}/catalog") == before
-    # Its own places are unchanged, too.
+    # The second deployment wrote no document into its own folders, either.
     assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
     monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
     for command in ("plan", "run"):

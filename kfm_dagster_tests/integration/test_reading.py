@@ -38,7 +38,7 @@ from kfm_dagster_tests.followers.virtual.buckets import put as put_object
 from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
 from kfm_dagster_tests.programs import printed_by
 
-# rioxarray multiplies transforms as affine once wanted.
+# rioxarray multiplies transforms in a way that affine has deprecated.
 pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"), pytest.mark.clause("BEY-19")]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -49,7 +49,7 @@ OBJECTS = [
     (12, 3, "sfc", "alaska"),
     (14, 1, "subh", "conus"),
 ]
-"""Hour of the run, lead, product and region; the newest run has only gusts, and the last hour is Alaska's."""
+"""Hour of the run, lead, product and region; the newest run has only gusts, the longest lead only Alaska."""
 
 
 Ingest = Callable[[], Path]
@@ -63,7 +63,7 @@ def ingest(
     aws: EmbeddedCloud,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Ingest:
-    """Put a folder's objects into their buckets, and ingest them into a catalog in KFM_HOME."""
+    """Return a function that puts a folder's objects into their buckets and ingests them into KFM_HOME."""
 
     def run() -> Path:
         for file in (path for path in objects.rglob("*") if path.is_file()):
@@ -109,7 +109,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> None:
+def test_the_latest_item_is_of_the_newest_run_that_has_the_field(catalog: Path) -> None:
     for arguments, name in [
         ({}, "t14z.wrfsubhf01"),
         ({"field": TEMPERATURE}, "t13z.wrfsfcf00"),
@@ -152,7 +152,7 @@ def test_the_best_forecast_uses_the_newest_run_for_each_valid_time(catalog: Path
         kfm.best("hrrr", TEMPERATURE, time="2025-04-01")
 
 
-def test_a_field_is_read_in_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
+def test_a_field_is_read_by_one_request_for_exactly_its_bytes(catalog: Path, fetched: list[int]) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     layers = item.assets["data"].extra_fields["grib:layers"]
     name = max(layers, key=lambda name: layers[name]["start_byte"])
@@ -172,7 +172,7 @@ def test_only_the_used_chunks_of_a_variable_are_read(
     corner = kfm.open(item, field="Rad")[:100, :100].load()
     assert corner.shape == (100, 100)
     assert 0 < sum(fetched) < len(content) / 2
-    # A variable of the file that the Item does not list, and one that neither has.
+    # The file has DQF, which the Item does not list; neither has CMI.
     assert kfm.open(item, field="DQF").dtype.kind == "f"
     with pytest.raises(UnknownNameError, match="has no such field; observed CMI; expected one of "):
         kfm.open(item, field="CMI")
@@ -197,7 +197,7 @@ def test_a_replaced_object_is_never_read(catalog: Path, aws: EmbeddedCloud) -> N
 
 
 def test_a_field_without_an_index_is_never_confused_with_another(catalog: Path, aws: EmbeddedCloud) -> None:
-    """For an object of several messages and one with a single message."""
+    """Cases: an object of several GRIB2 messages, and an object of a single message."""
     item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
     data = item["assets"]["data"]
     content = make_hrrr(run=datetime(2025, 4, 2, 13, tzinfo=UTC), lead=0)[1]
@@ -225,7 +225,7 @@ def test_no_request_follows_the_link_of_a_hostile_item(catalog: Path, monkeypatc
             kfm.open(item, field=TEMPERATURE)
 
 
-def test_a_gzip_bomb_and_an_unreadable_object_give_one_line(
+def test_a_gzip_bomb_and_an_unreadable_object_give_errors_of_one_line(
     catalog: Path, aws: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_object(aws.endpoint_url, BUCKET, "bomb", gzip.compress(bytes(1_001)))
@@ -288,7 +288,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
         assert eval(line, {"kfm": kfm}).equals(kfm.open(item, field=name))
 
 
-def test_every_block_of_the_page_runs(objects: Path, ingest: Ingest) -> None:
+def test_every_code_block_of_the_python_page_runs(objects: Path, ingest: Ingest) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -322,7 +322,7 @@ REAL = (
     ),
     ("unidata-nexrad-level2/2016/06/01/KLBB/KLBB20160601_150025_V06", ""),
 )
-"""The notebooks' real objects, with the missing index of one."""
+"""The real objects of the notebooks; the first one's index, which the folder of real data lacks."""
 
 
 def test_the_notebooks_open_and_draw_real_objects(

@@ -116,7 +116,7 @@ def test_an_item_has_the_values_of_its_reader(items: Items, shared_data: Path, r
 
 
 @pytest.mark.clause("OPR-06")
-def test_formats_list_every_property_of_their_readers(items: Items, contracts: ContractRegistry) -> None:
+def test_each_format_lists_every_property_that_its_readers_give(items: Items, contracts: ContractRegistry) -> None:
     for item in items.values():
         contract = next(contract for contract in contracts if contract.stac.collection == item["collection"])
         form = format_of(contract.metadata_extract.reader)
@@ -134,14 +134,14 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         # Multihash of an MD5: code 0xd5 as a varint, 16 bytes.
         assert asset["file:checksum"] == "d50110" + entry["md5"]
         issues = [issue["code"] for issue in properties.get("kfm:issues", [])]
-        # Only two of the models' objects have an index; the others' Items are marked suspect.
+        # Only two of the models' objects have an index; the Items of the other objects are marked suspect.
         # NDFD's objects have their length in the first line, which the object of wave heights lacks.
         unindexed = properties["kfm:dataset"] in {"cfs", "gfs", "hrrr"} and "index" not in item["assets"]
         of_unknown_length = properties["kfm:dataset"] == "naqfc" or item["id"] == "ndfd.oceanic.001-003.waveh"
         expected = [MetadataIssue.SIDECAR_MISSING] * unindexed + [
             MetadataIssue.COMPLETENESS_UNCHECKED
         ] * of_unknown_length
-        # GHCN-Daily has no places, and one station's file of GHCNh ends with an incomplete row.
+        # GHCN-Daily has no coordinates, and one station's file of GHCNh ends with an incomplete row.
         expected += [MetadataIssue.COMPLETENESS_UNCHECKED] * ("USW00013967" in entry["path"])
         expected += [MetadataIssue.MISSING_GEOLOCATION] * (properties["kfm:dataset"] == "ghcnd")
         assert issues == expected
@@ -153,7 +153,7 @@ def official(shared_data: Path) -> OfficialSchemas:
 
 
 @pytest.mark.clause("OPR-08")
-def test_every_document_is_valid_by_core_extensions_and_profile(
+def test_every_document_is_valid_by_the_schemas_of_core_extensions_and_profile(
     catalog: Path, official: OfficialSchemas, items: Items
 ) -> None:
     assert_consistent(catalog)
@@ -166,7 +166,7 @@ def test_every_document_is_valid_by_core_extensions_and_profile(
     assert sum(west > east for west, _, east, _ in boxes) == 6, "GOES-West and waves over the antimeridian"
 
 
-def test_each_item_links_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
+def test_each_item_refers_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
     for uri, item in items.items():
         record = own_tx(ingested.ledger).get(item["properties"]["kfm:wal_id"])
         assert (record.object_uri, record.stac_item_id) == (uri, item["id"])
@@ -205,7 +205,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def samples(sampled: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """Return Items by dataset, found by the address of their data."""
+    """Return Items by dataset; the URI of an Item's data determines the dataset."""
     items_by_dataset: dict[str, list[dict[str, Any]]] = {}
     for uri, item in traces.catalog_items(sampled).items():
         bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -239,7 +239,7 @@ def picture(members: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.clause("OPR-14")
-def test_each_dataset_has_its_picture_and_its_line_in_the_documents(
+def test_the_documents_have_a_picture_and_a_line_for_each_dataset(
     samples: dict[str, list[dict[str, Any]]], contracts: ContractRegistry
 ) -> None:
     if os.environ.get("DRAW_FOOTPRINTS"):

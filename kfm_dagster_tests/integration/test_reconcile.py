@@ -115,7 +115,7 @@ CHANGES: list[tuple[str, Change]] = [
 ]
 
 
-def test_each_difference_is_reported_alone(ingested: Pipeline, objects: Path) -> None:
+def test_each_difference_is_reported_and_no_other(ingested: Pipeline, objects: Path) -> None:
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
     expected: dict[str, list[str]] = {}
     for kind, change in CHANGES:
@@ -126,7 +126,7 @@ def test_each_difference_is_reported_alone(ingested: Pipeline, objects: Path) ->
         }
 
 
-def test_a_missing_object_is_reported_after_a_delay_and_recorded_once_its_dataset_is_on(
+def test_an_object_without_unit_is_reported_after_a_delay_and_not_recorded_while_its_dataset_is_off(
     ingested: Pipeline, objects: Path
 ) -> None:
     for late, missed in ((timedelta(seconds=1), 0), (timedelta(0), 1)):
@@ -166,10 +166,10 @@ def test_a_lost_item_is_restored_only_by_a_replay_with_a_change_reference(ingest
     compared = compare_day(ingested, DATASET, DAY)
     assert repair_day(ingested, compared, WHY, limit=10)["left"] == 1
     repeat(ingested, compared)
-    # Its content is equal, or the replay would have stopped; only its run differs.
+    # The restored Item's content is equal, otherwise the replay would have stopped; only its run differs.
     assert item_files(ingested) == before
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
-    # Further losses are repaired as the first: of another Item and of the same Item.
+    # Further lost Items are repaired like the first: another Item, and the same Item again.
     for path in (before[1], before[0]):
         path.unlink()
         repeat(ingested, compare_day(ingested, DATASET, DAY))
@@ -193,7 +193,7 @@ def test_lineage_with_a_missing_file_is_reported_and_not_repaired(ingested: Pipe
     assert repair_day(ingested, compared, APPROVED, limit=10)["left"] == 3
 
 
-def test_an_item_with_other_content_counts_as_lost(ingested: Pipeline) -> None:
+def test_an_item_file_with_other_content_counts_as_lost_if_the_files_are_read(ingested: Pipeline) -> None:
     path = item_files(ingested)[0]
     item = json.loads(path.read_bytes())
     path.write_text(json.dumps({**item, "properties": {**item["properties"], "title": "another"}}))
@@ -211,14 +211,14 @@ def test_no_replay_is_started_for_a_removed_or_overwritten_object(ingested: Pipe
     gone(ingested, objects)
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, APPROVED, limit=10)
-    # Left are the removed object, its Item, and the Item of the other's earlier version.
+    # Not repaired: the removed object, its Item, and the Item of the overwritten object's earlier version.
     assert (done["entered"], done["repeated"], done["left"]) == (1, 1, 3)
     # The recorded version is in the bucket, so its run writes the Item.
     assert "item_without_success" not in differing(compare_day(ingested, DATASET, DAY))
 
 
 def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject]:
-    """Ingest a volume with its Item in each status, and announce two that stay pending."""
+    """Ingest volumes and change these units, which have Items, to each status; two more units stay pending."""
     names = ("succeeded", "pending", "in_progress", "failed", "quarantined", "never_worked", "never_there")
     items = dict(zip(names, volumes(7), strict=True))
     stored(objects, *list(items.values())[:5])
@@ -263,7 +263,7 @@ def test_the_expected_artifacts_of_a_unit_depend_on_its_status(pipeline: Pipelin
     }  # fmt: skip
 
 
-def test_files_of_items_with_a_pending_repair_are_not_stray(ingested: Pipeline, objects: Path) -> None:
+def test_files_of_items_that_are_still_to_be_ingested_are_not_stray(ingested: Pipeline, objects: Path) -> None:
     recorded, young, foreign = volumes(6)[3:]
     stored(objects, recorded)
     notify(ingested, recorded)
@@ -284,7 +284,7 @@ def test_items_missing_in_the_index_are_restored_up_to_the_limit(ingested: Pipel
     assert (done["repeated"], done["left"]) == (2, 1)
 
 
-def test_of_two_versions_of_an_object_only_the_newer_one_lacks_the_item(
+def test_a_lost_item_is_missing_only_for_the_newer_of_two_versions_of_an_object(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "ITEMS_AT_ONCE", 1)
@@ -298,7 +298,7 @@ def test_of_two_versions_of_an_object_only_the_newer_one_lacks_the_item(
     path.unlink()
     compared = compare_day(ingested, DATASET, DAY)
     assert (list(compared.missing_items), list(compared.remakeable)) == ([newest], [newest])
-    # The Item is repaired like any other; the object of a unit without Item may have another version by now.
+    # If the bucket has another version of the object by now, a replay cannot restore the Item.
     stored(objects, volumes(1)[0])
     assert compare_day(ingested, DATASET, DAY).remakeable == []
 
@@ -369,7 +369,7 @@ def test_the_next_version_of_an_object_without_a_time_in_its_key_replaces_its_it
     assert [(day.objects, day.units, day.items, differing(day)) for day in compared] == [(0, 1, 1, {}), (1, 1, 0, {})]
 
 
-def test_an_object_completed_by_its_sidecar_is_compared_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:
+def test_a_unit_completed_by_a_sidecar_is_compared_by_its_object_s_version(pipeline: Pipeline, objects: Path) -> None:
     key, content, index = make_hrrr(run=START.combine(DAY, time(6), START.tzinfo), lead=7)
     items = [good("noaa-hrrr-bdp-pds", key, content), good("noaa-hrrr-bdp-pds", f"{key}.idx", index.encode())]
     for number, item in enumerate(items):
@@ -387,7 +387,7 @@ def test_an_object_completed_by_its_sidecar_is_compared_by_its_own_version(pipel
     assert (list(compared.missing_items), compared.remakeable) == ([completion], [completion])
 
 
-def test_another_provider_s_etags_are_not_compared_with_those_of_messages(
+def test_etags_of_other_providers_than_aws_are_not_compared_with_etags_of_messages(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewritten(ingested, objects)

@@ -52,7 +52,7 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 
 @pytest.mark.clause("RPL-01", "RPL-04", "RPL-05")
-def test_the_job_defaults_to_a_dry_run_refuses_like_the_command_and_starts_replays_for_the_sensor(
+def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_that_the_sensor_executes(
     face: Face, objects: Path
 ) -> None:
     """A unit failed because its object was missing; at the replay the object exists."""
@@ -97,7 +97,7 @@ def test_the_job_defaults_to_a_dry_run_refuses_like_the_command_and_starts_repla
 
 
 @pytest.mark.clause("SEC-10")
-def test_the_job_ignores_actors_in_configuration_and_tags_and_needs_a_person_s_approval(face: Face) -> None:
+def test_the_job_takes_no_actor_from_configuration_or_tags_and_a_person_must_approve(face: Face) -> None:
     [item] = volumes(1)
     deliver(face.pipeline, item)
     face.execute("ingest_nexrad_l2", partition=PARTITION)
@@ -125,7 +125,7 @@ def test_the_job_ignores_actors_in_configuration_and_tags_and_needs_a_person_s_a
     assert (entry.actor, entry.approved_by) == (DAGSTER_UI, "bob")
 
 
-def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
+def test_a_differing_result_of_a_replay_fails_the_run_s_check_which_names_the_unit(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [item] = volumes(1)

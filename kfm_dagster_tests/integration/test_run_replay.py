@@ -74,7 +74,7 @@ def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]
 
 
 @pytest.mark.clause("PCS-08", "PCS-15", "PCS-16", "PCS-17")
-def test_a_replay_compensates_passes_every_gate_and_ends_in_the_same_outputs(pipeline: Pipeline) -> None:
+def test_a_replay_rolls_back_the_original_passes_every_gate_and_gives_equal_outputs(pipeline: Pipeline) -> None:
     ingested(pipeline)
     before = trees.walk(Path(pipeline.settings.catalog))
     links = {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in traces.records(pipeline)}
@@ -127,7 +127,7 @@ def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipelin
     ingested(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
     before = stored_state(pipeline)
-    for run_id in ("first", "again"):  # a second start finds its proposal
+    for run_id in ("first", "again"):  # a second start refers to the same proposal
         with pytest.raises(StageFailedError, match=r"waits for a second person; observed proposal (\d+), of 3 units"):
             replayed(pipeline, run_id)
     assert stored_state(pipeline) == before
@@ -166,7 +166,7 @@ def test_a_diverging_replay_is_rolled_back_reported_and_changes_nothing(
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_its_key(
+def test_a_comparison_reports_a_changed_object_by_its_result_and_a_unit_without_item_by_its_key(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingested(pipeline)
@@ -241,7 +241,7 @@ def test_a_run_without_checkpoints_is_replayed_only_if_the_plan_allows_it(
 
 
 @pytest.mark.clause("PCS-08", "DAG-05", "SEC-10")
-def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_dagster(
+def test_a_command_compares_a_run_and_the_configuration_of_a_dagster_run_replays_it(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     put(objects, volumes(2))
@@ -347,7 +347,7 @@ def test_a_failed_batch_is_left_to_the_next_run_that_claims_its_units(face: Face
 
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
-def test_the_command_readmits_units_of_a_failed_intent_under_every_guard_once(face: Face, call: Call) -> None:
+def test_the_command_readmits_units_of_a_failed_intent_once_if_no_guard_holds_them(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(2))
     switches = face.pipeline.ledger.switches
 
@@ -393,7 +393,7 @@ def test_an_intent_with_quarantined_units_waits_for_a_person(face: Face, call: C
 
 
 @pytest.mark.clause("IEN-16")
-def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(face: Face, objects: Path, call: Call) -> None:
+def test_the_command_applies_a_failed_intent_of_a_node_without_claims(face: Face, objects: Path, call: Call) -> None:
     put(objects, volumes(2))
     assert face.execute("ingest_nexrad_l2", partition=PARTITION).success
     failing(face, path_arrivals.PathArrivals, "transform", job=PATH_JOB)

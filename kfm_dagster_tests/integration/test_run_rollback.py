@@ -1,7 +1,7 @@
 """A run that fails at any stage is rolled back completely; other runs keep their work.
 
-Each test ends with the operator's view: catalog, lineage and ledger are unchanged, or each succeeded unit has
-its Item and lineage, and no other unit has any.
+Each test ends with a check of what a person sees: catalog, lineage and ledger are unchanged, or each succeeded unit
+has its Item and lineage, and no other unit has any.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ def test_a_run_that_fails_at_any_stage_changes_nothing(pipeline: Pipeline, last:
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_run_whose_re_execution_fails_earlier_is_rolled_back_completely(
+def test_a_run_whose_re_execution_fails_at_an_earlier_stage_is_rolled_back_completely(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run-state and catalog still have the later stages of the run's earlier process."""
+    """Run-state and catalog still contain what the first execution wrote in stages after the failed one."""
     deliver(pipeline, *volumes(UNITS))
     before = state_of(pipeline)
     run_until(pipeline, ProvenanceEmit.operator, point="computed", run_id="twice")
@@ -182,8 +182,8 @@ def test_a_run_whose_re_execution_fails_earlier_is_rolled_back_completely(
 
     assert list(roll_back(failed, WHY).compensated) == ["nexrad-l2.stac_register"]
     assert state_of(pipeline) == before
-    taken_back = states.get("nexrad-l2.stac_register", "twice")
-    assert (taken_back.artifact_uri, taken_back.rolled_back_by) == (None, failed.kind)
+    revoked = states.get("nexrad-l2.stac_register", "twice")
+    assert (revoked.artifact_uri, revoked.rolled_back_by) == (None, failed.kind)
     run_pending(pipeline, "next")
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
 
@@ -218,7 +218,7 @@ def test_a_run_is_not_rolled_back_while_another_process_has_taken_over_the_faile
             work.append(step(pipeline, node(pipeline, IntegrityCheck, "twice"), claimed))
         return claimed
 
-    # Between reading the stage's state and the transaction.
+    # The other process executes the stage after the rollback has read its state, before the rollback's transaction.
     monkeypatch.setattr(type(pipeline.stages.port), "load_output", lambda _, *key: after_the_other(*key))
     assert roll_back(failed, WHY) is None
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
@@ -257,7 +257,7 @@ def test_claims_stay_while_the_catalog_is_unreachable_and_a_rollback_survives_an
 @pytest.mark.parametrize(
     "unanswered", [{1}, {2}, set(range(1, 11))], ids=["first write", "second write", "every write"]
 )
-def test_run_state_outside_the_database_is_rewritten_or_its_failure_is_audited(
+def test_a_rollback_rewrites_run_state_outside_the_database_or_audits_that_this_failed(
     make_pipeline: Callable[..., Pipeline],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -276,12 +276,12 @@ def test_run_state_outside_the_database_is_rewritten_or_its_failure_is_audited(
     monkeypatch.setattr(ObjectRunState, "_write", sometimes)
     assert list(roll_back_or_leave(failed, WHY).compensated) == COMPENSATED[Settle.operator]
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
-    is_told = len(unanswered) == 1
+    is_rewritten = len(unanswered) == 1
     assert compensations(pipeline) == ["done"] * 3 + ["run rolled back"] + (
-        [] if is_told else ["run-state not revoked"]
+        [] if is_rewritten else ["run-state not revoked"]
     )
     upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != failed.kind]
-    assert [state.rolled_back_by for state in upstream] == [failed.kind if is_told else None] * 5
+    assert [state.rolled_back_by for state in upstream] == [failed.kind if is_rewritten else None] * 5
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
@@ -334,7 +334,7 @@ def test_a_stage_executed_again_after_its_run_was_settled_keeps_its_results(
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_replay_keeps_items_that_the_replay_of_a_unit_relies_on(pipeline: Pipeline) -> None:
+def test_the_replay_of_a_run_keeps_its_items_if_a_later_run_has_ingested_a_unit_again(pipeline: Pipeline) -> None:
     ingest(pipeline)
     unit = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0]
     versions = {unit.wal_id: unit.version}
@@ -347,7 +347,7 @@ def test_a_replay_keeps_items_that_the_replay_of_a_unit_relies_on(pipeline: Pipe
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_replay_of_a_dataset_switched_off_before_compensation_keeps_the_items(
+def test_a_replay_keeps_the_items_if_its_dataset_is_switched_off_before_the_compensation(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline)
@@ -384,7 +384,7 @@ def test_a_replay_whose_compensation_fails_halfway_restores_the_removed_items(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_failed_attempt_undoes_nothing_once_the_next_has_started(
+def test_a_failed_attempt_undoes_nothing_once_the_next_attempt_has_started(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(pipeline, *volumes(UNITS))

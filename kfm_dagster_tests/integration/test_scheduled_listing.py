@@ -37,7 +37,7 @@ def followed() -> str:
 
 
 def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
-    """Schedule a dataset's listings in a pipeline, with a fixed clock."""
+    """Schedule a dataset's listings in a pipeline with this time; return the pipeline's clock."""
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})
     pipeline.registry = pipeline.registry.only([DATASET, "hrrr"])
     clock = pipeline.clock = Clock(at)
@@ -97,7 +97,7 @@ def test_a_listing_starts_once_per_interval_and_waits_for_the_previous_one(pipel
 
 
 @pytest.mark.clause("DAG-05")
-def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
+def test_in_january_the_previous_year_is_listed_too(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, datetime(2024, 1, 31, tzinfo=UTC))
     assert of_days(pipeline, begin_due(pipeline)) == ["2023-01-01", "2024-01-01"]
     clock.forward(31 * DAY_SECONDS)
@@ -118,7 +118,7 @@ def test_a_retired_dataset_is_listed_until_its_last_day_is_past_the_window(pipel
 
 @pytest.mark.clause("DAG-05", "DAG-10")
 @BOTH_DATABASES
-def test_concurrent_processes_start_one_listing(make_pipeline: Callable[..., Pipeline], database_url: str) -> None:
+def test_concurrent_processes_start_only_one_listing(make_pipeline: Callable[..., Pipeline], database_url: str) -> None:
     several = [make_pipeline(home=f"home-{number}", url=database_url) for number in range(4)]
     for pipeline in several:
         scheduled(pipeline, JUNE)
@@ -129,7 +129,7 @@ def test_concurrent_processes_start_one_listing(make_pipeline: Callable[..., Pip
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
-def test_a_killed_process_leaves_a_listing_started_or_not_started(
+def test_the_start_of_a_listing_is_atomic_if_its_process_is_killed(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled(pipeline, JUNE)
@@ -138,13 +138,13 @@ def test_a_killed_process_leaves_a_listing_started_or_not_started(
         with pytest.raises(CrashError):
             begin_due(pipeline)
     [backfill_id] = begin_due(pipeline)
-    # The process dies after starting it and before requesting the run; the next process requests the run.
+    # If the process dies after it has started the listing, the next process requests the listing's run.
     [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert (request.backfill_id, request.day, request.datasets) == (backfill_id, "2025-01-01", (DATASET,))
 
 
 @pytest.mark.clause("DAG-05", "WAL-10")
-def test_listings_that_are_off_or_cancelled_are_not_started(pipeline: Pipeline) -> None:
+def test_a_listing_is_not_started_if_it_is_off_cancelled_or_replaced_by_a_person_s_backfill(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
     # Backfills of another dataset or day do not replace the listing.
     for dataset, day in (("hrrr", date(2025, 1, 1)), (DATASET, date(2024, 1, 1))):

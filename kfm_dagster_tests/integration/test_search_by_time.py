@@ -25,7 +25,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 RUN = datetime(2025, 12, 30, 18, tzinfo=UTC)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
-HOLDS = {
+VALID_ON = {
     "2025-12-29": "",
     "2025-12-30": "analysis quarters window",
     "2025-12-31": "lead-06 quarters window accumulation mosaic",
@@ -37,7 +37,7 @@ HOLDS = {
 
 
 def objects_by_name() -> dict[str, tuple[str, str, bytes, str | None]]:
-    """Return dataset, key, content and index of objects by name; two have no index."""
+    """Return dataset, key, content and index of objects by name; four have no index."""
     accumulation, (_, packed) = "RadarOnly_QPE_24H_00.00", mrms.make_mrms(valid=NEW_YEAR)
     # Section 4 with the parameter of an accumulation instead of a rate.
     rate, summed = (struct.pack(">IBHHBB", 34, 4, 0, 0, 6, number) for number in (1, 6))
@@ -98,15 +98,15 @@ def test_a_search_of_a_day_returns_exactly_the_items_valid_on_it(
     monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
     files = tmp_path / "files"
     shutil.copytree(pipeline.settings.catalog, files, ignore=shutil.ignore_patterns("items"))
-    doors = ("items search", "STAC API", "GeoParquet", "files", "web")
-    results: dict[str, dict[str, set[str]]] = {door: {} for door in doors}
+    interfaces = ("items search", "STAC API", "GeoParquet", "files", "web")
+    results: dict[str, dict[str, set[str]]] = {interface: {} for interface in interfaces}
     with stac_api_server(stac_api_url) as url, web_server(files) as web:
         client = Client.open(url)
-        for day in HOLDS:
+        for day in VALID_ON:
             rows = call("items", "search", "--time", day, "--json").rows
             results["items search"][day] = {ids[str(row["id"])] for row in rows}
-            for door, catalog in {"GeoParquet": None, "files": str(files), "web": web}.items():
-                results[door][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
+            for interface, catalog in {"GeoParquet": None, "files": str(files), "web": web}.items():
+                results[interface][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
             results["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
-    expected = {day: set(names.split()) for day, names in HOLDS.items()}
+    expected = {day: set(names.split()) for day, names in VALID_ON.items()}
     assert results == dict.fromkeys(results, expected)

@@ -123,19 +123,19 @@ def test_a_tick_lands_the_batch_and_requests_one_run_per_day_over_its_datasets(
 
 
 @pytest.mark.clause("DAG-03", "DAG-11")
-def test_no_sensor_repeats_another_s_run_request_before_dagster_launches_it(
+def test_no_sensor_repeats_a_run_request_of_another_sensor_before_dagster_launches_the_run(
     face: Face, queue: FakeQueue, batch: list[SqsMessage]
 ) -> None:
     """Dagster launches a tick's runs one by one while the other sensors keep ticking."""
     queue.waiting = list(batch)
-    asked_for = face.tick("nodd_messages").run_requests
-    assert len(asked_for) == 2
+    requests = face.tick("nodd_messages").run_requests
+    assert len(requests) == 2
     for _ in range(3):
         assert face.tick("nodd_ledger").run_requests == []
     # Half of the runs are launched, and one of these has ended.
-    face.launch(asked_for[0])
+    face.launch(requests[0])
     assert face.tick("nodd_ledger").run_requests == []
-    face.launch(asked_for[1])
+    face.launch(requests[1])
     for _ in range(2):
         assert [face.tick(sensor).run_requests for sensor in ("nodd_messages", "nodd_ledger")] == [[], []]
     with face.pipeline.database.snapshot() as view:
@@ -146,16 +146,18 @@ def test_no_sensor_repeats_another_s_run_request_before_dagster_launches_it(
 
 
 @pytest.mark.clause("DAG-03")
-@pytest.mark.parametrize(("how", "asks"), [("lost", 0), ("lost, and a tick later", 2), ("stopped", 2)])
+@pytest.mark.parametrize(
+    ("when", "asks"), [("before a further tick", 0), ("after a further tick", 2), ("long after the tick", 2)]
+)
 def test_a_request_that_was_never_launched_is_repeated_by_the_ledgers_sensor(
-    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch, how: str, asks: int
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch, when: str, asks: int
 ) -> None:
     queue.waiting = list(batch)
     face.tick("nodd_messages")
     face.tick("nodd_ledger")
-    if how == "lost, and a tick later":
+    if when == "after a further tick":
         face.tick("nodd_messages")
-    elif how == "stopped":
+    elif when == "long after the tick":
         later = face.pipeline.clock() + FORGOTTEN_AFTER
         monkeypatch.setattr(face.pipeline, "clock", lambda: later)
     assert len(face.tick("nodd_ledger").run_requests) == asks
@@ -194,7 +196,7 @@ def test_units_of_a_dataset_that_is_no_longer_ingested_stay_pending(face: Face) 
 
 
 @pytest.mark.clause("DAG-03")
-def test_the_ledgers_sensor_repeats_a_request_with_one_key_until_its_run_exists(face: Face) -> None:
+def test_the_ledgers_sensor_repeats_a_request_with_the_same_key_until_its_run_exists(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))
     # Units recorded since the last tick are left to the sensor that recorded them.
     waiting = face.tick("nodd_ledger")
@@ -282,7 +284,7 @@ def test_a_tick_ends_within_its_budget_with_any_backlog(
 
 
 @pytest.mark.clause("WSM-11")
-def test_units_of_a_dead_run_are_released_and_those_of_a_live_run_are_not(face: Face) -> None:
+def test_units_of_a_dead_run_are_released_but_units_of_a_live_run_are_not(face: Face) -> None:
     runs = {}
     for number, status in enumerate([dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE]):
         deliver(face.pipeline, volumes(2)[number])
@@ -302,8 +304,8 @@ def test_units_of_a_dead_run_are_released_and_those_of_a_live_run_are_not(face: 
 
 
 @pytest.mark.clause("DAG-03")
-def test_the_next_run_of_a_day_is_requested_while_another_works_or_ends(face: Face, queue: FakeQueue) -> None:
-    """A run may still take new units until it has claimed; a run that has settled takes none."""
+def test_the_next_run_of_a_day_is_requested_once_the_active_run_has_settled(face: Face, queue: FakeQueue) -> None:
+    """An active run that has not claimed yet takes new units, too; a run that has settled takes none."""
     first, second, third = volumes(3)
     deliver(face.pipeline, first)
     tags = {"dagster/partition": PARTITION, LANE_TAG: Lane.LIVE.value}

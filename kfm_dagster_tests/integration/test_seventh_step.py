@@ -89,7 +89,7 @@ def test_dagster_has_the_seventh_step() -> None:
 
 
 @pytest.mark.clause("PCS-07")
-def test_every_stage_may_be_a_checkpoint_and_the_seventh_too(tmp_path: Path) -> None:
+def test_a_card_can_name_every_stage_as_a_checkpoint_also_the_seventh(tmp_path: Path) -> None:
     stages = [*operators(), PATH_ARRIVAL]
     assert VERB in stages
     for file in own_folder().glob("*.yaml"):
@@ -135,7 +135,7 @@ FOREIGN = ("newest_scan", "scans_of_a_day")
 
 
 def foreign_definitions() -> dg.Definitions:
-    """Return the page's code location, downstream of the dataset that the tests ingest."""
+    """Return the definitions of the page's code location, downstream of the dataset that the tests ingest."""
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code.replace("goes_abi", "nexrad_l2"), "weather_summaries.py", "exec", dont_inherit=True), names)
@@ -143,7 +143,7 @@ def foreign_definitions() -> dg.Definitions:
 
 
 @pytest.mark.clause("DAG-17")
-def test_foreign_assets_run_after_items_are_registered_for_past_days_too(face: Face, objects: Path) -> None:
+def test_downstream_assets_are_requested_once_items_exist_also_for_past_days(face: Face, objects: Path) -> None:
     foreign = foreign_definitions()
     all_assets = dg.Definitions.merge(build_definitions(Settings.load()), foreign)
     selection = dg.AssetSelection.assets(*FOREIGN)

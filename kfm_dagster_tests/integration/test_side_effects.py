@@ -158,7 +158,7 @@ def test_writes_happen_between_claim_and_final_status_and_a_node_changes_only_it
 
 
 @pytest.mark.clause("WAL-02")
-@pytest.mark.parametrize("taken_by", ["nobody yet", "another run"])
+@pytest.mark.parametrize("taken_by", ["no run", "another run"])
 def test_a_run_that_lost_its_claims_writes_nothing(
     taken_by: str, recorder: Recorder, pipeline: Pipeline, objects: Path
 ) -> None:
@@ -191,7 +191,7 @@ def files(pipeline: Pipeline) -> dict[str, bytes]:
 
 
 def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
-    """Run until a failpoint's crash; then a sensor releases the units."""
+    """Run until the crash at a failpoint; then release the units, as a sensor does."""
     with pytest.raises(CrashError):
         run_pending(pipeline, "dead", dies_at=at)
     own_tx(pipeline.ledger).release_lost(run_ids=["dead"])
@@ -216,7 +216,7 @@ def test_an_item_without_lineage_is_removed_when_its_unit_is_given_up(pipeline: 
     rewritten = [renumbered(item) for item in known_items]
     deliver(pipeline, *rewritten, *new, *kept_items)
     run_that_dies(pipeline, BEFORE_LINEAGE)
-    stood = files(pipeline)
+    after_crash = files(pipeline)
 
     for item in (*rewritten, *new):
         (objects / item.bucket / item.key).unlink()
@@ -228,7 +228,7 @@ def test_an_item_without_lineage_is_removed_when_its_unit_is_given_up(pipeline: 
     assert not [path for path in published if any(name in path for name in removed)]
     for path, content in before.items():
         if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known_items))):
-            assert (published[path] == content, stood[path] == content) == (True, False)
+            assert (published[path] == content, after_crash[path] == content) == (True, False)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert {item["id"] for item in traces.catalog_items(pipeline).values()} == {
         record.stac_item_id for record in own_tx(pipeline.ledger).find(limit=50) if record.status is Status.SUCCEEDED
@@ -238,16 +238,16 @@ def test_an_item_without_lineage_is_removed_when_its_unit_is_given_up(pipeline: 
     assert line["details"] == {"restored": 2, "removed": 2, "because": "units quarantined without lineage"}
     assert_conserved(pipeline)
 
-    # The objects return, and a person readmits the units: they are ingested as new ones.
+    # The objects return, and a person readmits the units, which are then ingested like new units.
     put(objects, [*rewritten, *new])
-    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
+    readmit(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
     work_until_done(pipeline)
     assert statuses(pipeline) == {Status.SUCCEEDED: 8}
     assert len(traces.catalog_items(pipeline)) == 6
     assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in own_tx(pipeline.ledger).find(limit=50))
 
 
-def let_in(pipeline: Pipeline, records: Sequence[NoddWalRecord], status: Status) -> None:
+def readmit(pipeline: Pipeline, records: Sequence[NoddWalRecord], status: Status) -> None:
     action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
     versions = {WalId(record.wal_id): record.version for record in records if record.status is status}
     own_tx(pipeline.ledger).override(versions, from_status=status, action=action, decision=PERSON)
@@ -259,7 +259,7 @@ def by_a_person(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
 
 def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
     run_pending(pipeline, "good")
-    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.SUCCEEDED)
+    readmit(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.SUCCEEDED)
     by_a_person(pipeline, records)
 
 
@@ -270,7 +270,7 @@ def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> No
         pytest.param(BEFORE_LINEAGE, by_a_person, 0, id="without lineage"),
         pytest.param(AFTER_LINEAGE, by_a_person, 3, id="with lineage"),
         pytest.param(BEFORE_LINEAGE, repeated_and_stopped, 3, id="completed by the next run"),
-        pytest.param(BEFORE_LINEAGE, lambda *_: None, 3, id="still to be tried again"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, 3, id="still to be retried"),
     ],
 )
 def test_only_items_of_units_given_up_without_lineage_are_removed(
@@ -291,7 +291,7 @@ def test_only_items_of_units_given_up_without_lineage_are_removed(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_failed_removal_is_retried_and_spares_a_unit_readmitted_meanwhile(
+def test_a_failed_removal_of_items_is_retried_and_keeps_the_item_of_a_unit_readmitted_meanwhile(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = volumes(2)
@@ -308,7 +308,7 @@ def test_a_failed_removal_is_retried_and_spares_a_unit_readmitted_meanwhile(
 
     released, given_up = of(pipeline, items)
     orphans = pipeline.catalog.orphans([released.wal_id, given_up.wal_id])
-    let_in(pipeline, [released], Status.QUARANTINED)
+    readmit(pipeline, [released], Status.QUARANTINED)
     # The transaction must check the units again, since the orphans were read before the release.
     monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: orphans)
     assert EvidenceCollector(pipeline).collect() == 2
@@ -344,7 +344,7 @@ def test_an_older_version_does_not_replace_a_newer_item(
     ended(pipeline, of(pipeline, [newer]))
     deliver(pipeline, older)
     (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
-    let_in(pipeline, [stale], Status.QUARANTINED)
+    readmit(pipeline, [stale], Status.QUARANTINED)
     run_pending(pipeline, "late")
     record = own_tx(pipeline.ledger).get(stale.wal_id)
     assert (record.status, record.last_error_code) == (status, code)

@@ -23,7 +23,7 @@ COMMAND = re.compile(r"(?:\s*--.*\n)*\s*(?:WITH|SELECT|INSERT|UPDATE|DELETE)\b")
 """Statements that EXPLAIN accepts. The others create or grant, and every opening of a database runs them."""
 
 ONE_SERVER = ("backups.", "roles.")
-"""Packages with statements only for PostgreSQL: SQLite has no roles and no archive."""
+"""Files with statements only for PostgreSQL: SQLite has no roles and no archive."""
 VALUES = re.compile(r"\bVALUES \((.*?)\)(?=\s*(?:ON CONFLICT|RETURNING|\Z))", re.DOTALL)
 DECODED = {1184: "DateTime", 3802: "JSON"}
 """PostgreSQL's type numbers of decoded columns (pg_type.dat): timestamptz and jsonb."""
@@ -31,7 +31,7 @@ DECODED = {1184: "DateTime", 3802: "JSON"}
 
 @BOTH_DATABASES
 def test_every_statement_is_valid_on_both_databases_and_permitted_to_a_deployment(database_url: str) -> None:
-    """With this, tests of Python code on rows need only one database."""
+    """Because of this test, tests of Python code that works on rows need only one database."""
     database = Database.open(database_url)
     refused: dict[str, str] = {}
     explained = 0

@@ -1,4 +1,4 @@
-"""A run's records: outcomes of nodes in lineage and run-state, sources of outputs, rows."""
+"""What a run records: outcomes of nodes in lineage and run-state, sources of outputs, numbers of rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.clause("RSP-05", "RSP-09", "RSP-16", "IEN-05", "IEN-11")
-def test_lineage_has_each_node_with_run_dataset_inputs_and_run_state_s_outcome(
+def test_lineage_has_each_node_with_its_run_dataset_inputs_and_the_outcome_in_run_state(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -71,7 +71,7 @@ def test_lineage_has_each_node_with_run_dataset_inputs_and_run_state_s_outcome(
 ) -> None:
     pipeline = make_pipeline()
     work(pipeline, objects, monkeypatch)
-    root = tmp_path / "told"
+    root = tmp_path / "published"
     Lineage(pipeline.database, str(root), clock=pipeline.clock).publish_staged()
 
     records = {(state.dataset_id, run): state for run in RUNS for state in pipeline.stages.run_states.of_run(run)}
@@ -131,7 +131,7 @@ def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list
 
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("source", [Source.LEDGER, Source.LISTING])
-def test_each_output_names_the_previous_one_and_the_first_names_its_claim(pipeline: Pipeline, source: Source) -> None:
+def test_each_output_names_the_output_before_and_the_first_names_its_claim(pipeline: Pipeline, source: Source) -> None:
     items = volumes(3)
     deliver(pipeline, *items[:2], missing(items[2]))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source)
@@ -139,7 +139,7 @@ def test_each_output_names_the_previous_one_and_the_first_names_its_claim(pipeli
     first, *others = lineages(pipeline, "run")
     for (before, _), (output, _) in zip([first, *others], others, strict=False):
         assert output["wasDerivedFrom"] == [before["id"]]
-    # A record starts at version 1, and its claim makes it 2.
+    # A record starts at version 1; the claim increments the version to 2.
     claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in own_tx(pipeline.ledger).find(limit=10)))
     ledger = {"id": f"urn:sha256:{hashlib.sha256(claimed.encode()).hexdigest()}", "kfm:uri": f"ledger:nexrad-l2@{DAY}"}
     assert claimed.count("\n") == 3
@@ -203,9 +203,7 @@ def rows(pipeline: Pipeline) -> Counter[str]:
         return Counter({name: connection.execute(count).scalar_one() for name, count in counts.items()})
 
 
-def test_an_ingested_unit_adds_exactly_the_expected_rows(
-    make_pipeline: Callable[..., Pipeline],
-) -> None:
+def test_an_ingested_unit_adds_exactly_the_expected_rows(make_pipeline: Callable[..., Pipeline]) -> None:
     pipeline = make_pipeline()
     before = rows(pipeline)
     deliver(pipeline, *volumes(1))

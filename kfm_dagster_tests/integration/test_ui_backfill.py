@@ -55,7 +55,7 @@ def final_state(deployment: Deployment, backfill: str) -> dict[str, Any]:
 @pytest.mark.deployment
 @pytest.mark.clause("DAG-11", "DAG-05")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empty(tmp_path: Path) -> None:
+def test_a_ui_backfill_over_days_without_objects_succeeds_and_shows_these_days_as_empty(tmp_path: Path) -> None:
     """Since 1.13.22 Dagster fails backfills of unmaterialised days (dagster-io/dagster#34219)."""
     for day in DAYS:
         if day not in EMPTY:
@@ -81,9 +81,9 @@ def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empt
         answer = graphql(deployment, SHOWN, key=keys[-1], days=names)
     assert (state["status"], state["error"]) == ("COMPLETED_SUCCESS", None)
     days_shown = {
-        each["partition"]: entry["text"]
-        for each in answer["assetNodeOrError"]["assetMaterializations"]
-        for entry in each["metadataEntries"]
+        materialisation["partition"]: entry["text"]
+        for materialisation in answer["assetNodeOrError"]["assetMaterializations"]
+        for entry in materialisation["metadataEntries"]
         if entry["label"] == "day"
     }
     empty, full = "empty: nothing of this day is known", "1 of 1 succeeded"

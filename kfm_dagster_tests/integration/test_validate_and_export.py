@@ -60,7 +60,7 @@ def test_the_report_counts_exactly_the_recorded_results(face: Face, monkeypatch:
     assert (kpis["retry_count"], kpis["replay_count"], kpis["idempotency_conflicts"], kpis["p_dim"]) == (0, 0, 0, 1.0)
     assert (fine["stops_triggered"], fine["restricted"]) == ({}, {"G6": 1})
     assert fine["dimensional_closure"] == {"p_dim": 1.0, "ok": True}
-    # One stop, of a batch whose fields have no citation; the page shows it.
+    # One stop, of a batch whose fields have no citation; the page shows this stop.
     change_contract(face, monkeypatch, citations=[])
     executed(face, 5, raise_on_error=False)
     [*back] = own_tx(face.pipeline.ledger).find(status=Status.PENDING)
@@ -111,7 +111,7 @@ def test_the_report_starts_with_failing_units_and_counts_retries(face: Face, obj
 
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17", "PCS-19")
-def test_a_run_s_bundle_has_card_reports_and_a_consistent_audit_and_verifies(
+def test_a_release_bundle_has_card_reports_and_a_consistent_audit_and_can_be_verified(
     face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RefusedError, match="observed no quantity was checked"):
@@ -150,7 +150,7 @@ def test_a_run_s_bundle_has_card_reports_and_a_consistent_audit_and_verifies(
 
 
 def assert_published_only_if_it_closes(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a run is published only if it closes, whatever the card allows."""
+    """Check that a bundle is refused if quantities do not close dimensionally, whatever the card allows."""
     card = face.pipeline.card
     gates = card.machine.gates.model_copy(update={"G4": card.machine.gates.G4.model_copy(update={"min_p_dim": 0.0})})
     machine = card.machine.model_copy(update={"gates": gates})
@@ -187,7 +187,7 @@ def test_the_kpis_follow_from_the_recorded_attempts_and_readings(pipeline: Pipel
     attempt(1, 21, StageState.SUCCEEDED, stage="stac_register", units=500)
     attempt(30, 22, StageState.SUCCEEDED, units=500, reused="run 1")
     attempt(31, 1_000, StageState.FAILED)
-    # A repeated attempt is a conflict only with other inputs.
+    # A repeated attempt is a conflict only if its inputs differ.
     attempt(1, 23, StageState.SUCCEEDED, stage="stac_register")
     attempt(1, 24, StageState.SUCCEEDED, stage="stac_register", inputs=["other"])
     log = ClockLog(pipeline.database)
@@ -224,7 +224,7 @@ def test_the_kpis_of_a_day_follow_from_its_records_in_every_process(face: Face) 
     [day] = first["kpis_by_day"]
     assert day == {"day": first["at"][:10], **first["kpis"]}
     assert list(first["kpis"]) == list(first["kpi_definitions"]) == list(KPIS)
-    # On the next day another volume arrives and does not close.
+    # On the next day another volume arrives, whose latitude is impossible.
     face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
     reopened(face.pipeline, "stages", "nodes")
     with beyond_the_pole(volumes(4)[3].key):
@@ -239,7 +239,7 @@ def test_the_kpis_of_a_day_follow_from_its_records_in_every_process(face: Face) 
 
 
 @pytest.mark.clause("PCS-23")
-def test_every_kpi_is_defined_and_cited_and_equals_the_page() -> None:
+def test_the_page_has_every_kpi_with_its_definition_and_citation() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "pipeline-card.md").read_text(encoding="utf-8")
     for name, kpi in KPIS.items():
         assert f"| `{name}` | {kpi.definition} | {kpi.citation} |" in page

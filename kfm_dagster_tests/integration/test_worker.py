@@ -76,7 +76,7 @@ class Time:
 
 @dataclass
 class Desk:
-    """A worker over a pipeline, with its printed lines and their times."""
+    """Workers over a pipeline, with the reported batches, their times, and the printed lines."""
 
     pipeline: Pipeline
     time: Time
@@ -100,7 +100,7 @@ class Desk:
         assert_conserved(self.pipeline)
 
     def work_until(self, seconds: float) -> None:
-        """Continue to work until this time."""
+        """Work for this many seconds of simulated time."""
         worker = self.worker()
         self.ends = (worker, self.time.now + seconds)
         worker.work()
@@ -160,7 +160,7 @@ def test_messages_of_the_queue_are_ingested_and_acknowledged_in_one_batch(
 
 
 @pytest.mark.parametrize(("per_read", "at_most"), [(2, 5), (9, 4)])
-def test_a_worker_takes_only_as_much_as_it_can_soon_ingest(
+def test_a_worker_takes_only_as_many_units_as_it_can_ingest_soon(
     per_read: int,
     at_most: int,
     desk: Desk,
@@ -237,7 +237,7 @@ def test_a_worker_sleeps_while_receiving_is_not_allowed(
 
 @pytest.mark.clause("SEC-12")
 @pytest.mark.parametrize(("received", "every"), [(1, 60), (0, 20)], ids=["busy", "idle"])
-def test_a_busy_worker_collects_evidence_once_a_minute_and_an_idle_one_at_once(
+def test_a_busy_worker_collects_evidence_once_a_minute_and_an_idle_worker_in_every_round(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, received: int, every: int
 ) -> None:
     rounds = iter(range(0, 121, 20))
@@ -264,7 +264,9 @@ def in_work(pipeline: Pipeline, run_id: str) -> None:
 
 
 @pytest.mark.clause("BEY-14", "WAL-10")
-def test_a_worker_starts_current_live_days_of_datasets_that_are_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_starts_past_and_current_days_with_live_units_unless_the_dataset_is_switched_off(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     today = desk.pipeline.clock().replace(hour=1)
     units = {
         "today": envelope(time_range_start=today),
@@ -291,10 +293,10 @@ def test_a_worker_starts_current_live_days_of_datasets_that_are_on(desk: Desk, m
 
 @pytest.mark.parametrize(
     ("seen_after", "worked_at"),
-    # Seen at 5 s and taken at the check 30 s later; units from before the first check may be a killed worker's.
+    # Seen at 5 s and taken 30 s later. Units seen by the first check, perhaps a killed worker's, are taken at once.
     [(2.0, 35.0), (None, 0.0)],
 )
-def test_units_left_pending_by_others_are_taken_after_a_delay(
+def test_pending_units_that_another_process_recorded_are_taken_after_a_delay(
     seen_after: float | None, worked_at: float, desk: Desk, objects: Path, queue: FakeQueue
 ) -> None:
     put(objects, volumes(1))
@@ -330,7 +332,7 @@ def test_a_due_retry_is_made_at_the_next_check(desk: Desk, objects: Path, queue:
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_killed_workers_claims_are_released_at_once_and_a_live_ones_are_not(
+def test_claims_of_a_killed_worker_are_released_without_delay_but_not_claims_of_a_live_worker(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
     pipeline = desk.pipeline
@@ -413,11 +415,11 @@ def registering(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> Callable[..., li
     return failing
 
 
-WRONG = ContractError(observed="what no second try helps with")
+WRONG = ContractError(observed="an error that no second try repairs")
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_day_whose_run_fails_is_rolled_back_and_retried_with_growing_pauses_alone(
+def test_a_day_whose_run_fails_is_rolled_back_and_retried_after_growing_pauses(
     desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
     announced(2)
@@ -465,7 +467,7 @@ def test_an_unreachable_queue_prints_a_line_and_is_retried_with_growing_pauses(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(1)
-    away = QueueUnavailableError(observed="a moment without")
+    away = QueueUnavailableError(observed="no answer for a moment")
     receive, answers = queue.receive, iter([away] * 9 + [None, ValueError("odd"), away])
 
     def receiving(*arguments: Any, **more: Any) -> Sequence[Any]:
@@ -500,7 +502,7 @@ def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | Non
     return reported
 
 
-def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_run(
+def test_a_batch_gives_one_materialisation_per_asset_with_the_metadata_of_a_run_but_without_run_id(
     desk: Desk,
     announced: Callable[[int], object],
     dagster_home: dg.DagsterInstance,
@@ -528,7 +530,7 @@ def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_ru
     assert reported[-1][3]["run_succeeded"] == 2
 
 
-def test_an_unreachable_dagster_fails_and_delays_no_unit_and_prints_one_line(
+def test_an_unreachable_dagster_neither_fails_nor_delays_units_and_one_line_is_printed(
     desk: Desk, announced: Callable[[int], object], tmp_path: Path
 ) -> None:
     ingested = threading.Event()

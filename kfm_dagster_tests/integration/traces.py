@@ -1,6 +1,6 @@
 """Comparable results of runs: ledger rows, the catalog's tree, lineage.
 
-Run ids, times and attempts may differ between two ways to one outcome, so comparisons leave them out.
+Run ids, times and attempts can differ although two ways lead to the same outcome, so they are not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUTCOME = (
     "status", "last_error_code", "integrity_status", "metadata_status", "provenance_status", "stac_item_id",
     "stac_collection_id", "stac_item_href",
 )  # fmt: skip
-"""Fields that must be equal for every way to an outcome; `stac_status` (created or no-op) may differ."""
+"""Fields that must be equal for every way to an outcome; `stac_status` (created or no-op) can differ."""
 SECTIONS = ("integrity", "metadata", "stac", "provenance")
 
 
@@ -83,7 +83,7 @@ def events(lineage: Path) -> Counter[tuple[str, str, str, str]]:
 
 
 def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
-    """Count the edges of units in the published PROV documents, without those of agents.
+    """Count the edges of units in the published PROV documents, without the edges of agents.
 
     The edge of a message occurs once for each object that it announced.
     """
