@@ -1,4 +1,4 @@
-"""Items against clients of their assets: the blocks of `docs/stac.md`, and `kfm.open`.
+"""Compare Items with clients that open their assets: the code blocks of `docs/stac.md`, and `kfm.open`.
 
 Belongs here: comparing an Item with its format's clients. Does not belong here: their server (`test_opening.py`).
 """
@@ -166,19 +166,19 @@ def variables(item: pystac.Item) -> None:
 
 
 def volume(item: pystac.Item) -> None:
-    is_its_place(opened(item), item)
+    is_at_its_site(opened(item), item)
     chunks(item)
 
 
 def chunks(item: pystac.Item) -> None:
     tree = kfm.open(item)
-    is_its_place(tree.to_dataset().merge(tree["sweep_0"].to_dataset()), item)
+    is_at_its_site(tree.to_dataset().merge(tree["sweep_0"].to_dataset()), item)
 
 
-def is_its_place(cut: Any, item: pystac.Item) -> None:
-    assert "DBZH" in cut
+def is_at_its_site(sweep: Any, item: pystac.Item) -> None:
+    assert "DBZH" in sweep
     for name in ("latitude", "longitude"):
-        assert float(cut[name]) == pytest.approx(item.properties[f"nexrad:{name}"], abs=1e-4)
+        assert float(sweep[name]) == pytest.approx(item.properties[f"nexrad:{name}"], abs=1e-4)
 
 
 def nids(item: pystac.Item) -> None:

@@ -55,7 +55,7 @@ def removed(root: Path, href: str) -> None:
 
 
 @pytest.mark.clause("BEY-02")
-@pytest.mark.parametrize("from_call", [1, 2], ids=["before the first look", "before the swap"])
+@pytest.mark.parametrize("from_call", [1, 2], ids=["at the first check", "at the check before the swap"])
 @pytest.mark.parametrize("issue", FenceIssue)
 @pytest.mark.parametrize(
     ("change", "disturb", "statuses"),
@@ -64,7 +64,7 @@ def removed(root: Path, href: str) -> None:
         pytest.param({}, removed, [NO_OP, FAILED, CREATED], id="a file to be restored"),
     ],
 )
-def test_a_refused_unit_changes_neither_index_nor_file_and_the_others_are_registered(
+def test_a_refused_unit_changes_neither_index_nor_file_and_the_other_units_are_registered(
     register: Register, database: Database, root: Path, change: dict[str, Any],
     disturb: Callable[[Path, str], None], statuses: list[StacStatus], issue: FenceIssue, from_call: int,
 ) -> None:  # fmt: skip
@@ -151,7 +151,7 @@ def test_claims_are_locked_before_the_collection(register: Register, monkeypatch
 
 
 @pytest.mark.clause("BEY-02")
-def test_of_two_issues_of_an_item_the_one_with_a_claim_is_kept(register: Register, root: Path) -> None:
+def test_of_two_issues_of_an_item_the_issue_with_a_claim_is_kept(register: Register, root: Path) -> None:
     older, newer = goes(0, created=1), goes(0, created=9)
     results = register(newer, older, fence=refusing(newer))
     assert [result.write_status for result in results] == [FAILED, CREATED]
@@ -174,16 +174,16 @@ def test_of_two_issues_of_an_item_the_one_with_a_claim_is_kept(register: Registe
         ),
     ],
 )
-def test_a_late_older_issue_changes_nothing_and_names_its_superseding_unit(
+def test_a_late_older_issue_changes_nothing_and_its_result_names_the_superseding_unit(
     register: Register, root: Path, issues: list[Envelope]
 ) -> None:
     oldest, older, newer = issues
-    first, stands = register(older, newer)
+    first, current = register(older, newer)
     before = trees.files(root)
     [late] = register(oldest)
     for result in (first, late):
         assert (result.write_status, result.superseded, result.superseded_by) == (NO_OP, True, newer.wal_id)
-        assert (result.content_sha256, result.issues) == (stands.content_sha256, ())
+        assert (result.content_sha256, result.issues) == (current.content_sha256, ())
     assert trees.files(root) == before
     [repeated] = register(newer)
     assert (repeated.write_status, repeated.superseded, repeated.superseded_by) == (NO_OP, False, None)
@@ -213,12 +213,12 @@ def _first(contracts: ContractRegistry) -> list[Candidate]:
 
 
 def _second(contracts: ContractRegistry) -> list[Candidate]:
-    """Return one unchanged Item, one changed Item, and enough new ones to start a page."""
+    """Return one unchanged Item, one changed Item, and enough new Items to start a page."""
     return candidates(contracts, [goes(0), goes(1, platform="goes-18"), *(goes(number) for number in range(2, 5))])
 
 
 @pytest.mark.clause("WAL-08", "WAL-05")
-def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
+def test_a_retry_after_a_crash_at_any_point_gives_the_tree_of_a_run_without_a_crash(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     def catalog_in(name: str) -> Catalog:
@@ -249,7 +249,7 @@ def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
 def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_files(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
-    """Three writers with their own Items and a shared one, while a reader walks the tree."""
+    """Each of three writers registers its own Items and one shared Item, while a reader walks the tree."""
     rounds, writers = 6, 3
     outcomes: list[StacStatus] = []
     done = threading.Event()
@@ -289,7 +289,7 @@ def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_fil
         pytest.param(nexrad(), hrrr(), id="the root of two new collections"),
     ],
 )
-def test_a_writer_never_overwrites_pages_and_root_of_an_unseen_other_writer(
+def test_a_writer_does_not_overwrite_pages_and_root_that_another_writer_has_just_written(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path,
     registered_first: Envelope, rival: Envelope,
 ) -> None:  # fmt: skip

@@ -40,7 +40,7 @@ def fail() -> None:
 
 
 class Mirror:
-    """A follower that stores Items, and first runs an action set by the test."""
+    """A follower that stores Items; before and after the changes it runs actions that the test sets."""
 
     def __init__(self, *, after: Sequence[str] = ()) -> None:
         self.name = next(_names)
@@ -143,11 +143,11 @@ def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
     assert kinds() == [WITHDRAWN]
     write("fifth", goes(1))
     own_tx(catalog).undo("goes-abi", "fifth")
-    # A process may have failed after following a change and before recording it.
+    # A process can have failed between following a change and recording this.
     assert kinds() == [WITHDRAWN]
 
 
-def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other(
+def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other_follower(
     following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     failing, well = Mirror(), Mirror()
@@ -157,12 +157,12 @@ def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other(
     for pause, error, says in ((15, FollowError(observed="it is away"), "it is away"), (30, full, "KFM_VIRTUAL_URL")):
         failing.first = Mock(side_effect=error)
         following.catch_up([failing, well])
-        [place, _] = [state for state in following.states() if state.follower == failing.name]
-        assert (place.behind, place.change_id) == (1, 0)
-        assert says in str(place.last_error)
+        [failing_state, _] = [state for state in following.states() if state.follower == failing.name]
+        assert (failing_state.behind, failing_state.change_id) == (1, 0)
+        assert says in str(failing_state.last_error)
         clock.advance(pause - 1)
         following.catch_up([failing])
-        assert place in following.states()
+        assert failing_state in following.states()
         clock.advance(1)
     assert len(well.items) == 2
     failing.first = nothing
@@ -174,15 +174,15 @@ def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other(
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_follower_gets_a_change_after_the_followers_it_depends_on(
+def test_a_follower_gets_a_change_after_the_followers_on_which_it_depends(
     following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     earlier, second = Mirror(), Mirror()
     later = Mirror(after=(earlier.name, second.name))
     write("first", goes(0))
     assert following.catch_up([earlier, later]) == 1
-    # The other follower has no change yet, so the follower gets no turn.
-    assert later.name not in {place.follower for place in following.states()}
+    # The second follower has no change yet, so the later follower gets no turn.
+    assert later.name not in {state.follower for state in following.states()}
     assert following.catch_up([second]) == 1
     earlier.first = fail
     write("second", goes(1))
@@ -193,10 +193,10 @@ def test_a_follower_gets_a_change_after_the_followers_it_depends_on(
     clock.advance(FIRST_PAUSE.total_seconds())
     assert following.catch_up([earlier, second, later]) == 2
     assert later.items == earlier.items == second.items
-    assert {place.failures for place in following.states()} == {0}
+    assert {state.failures for state in following.states()} == {0}
 
 
-def test_one_process_at_a_time_advances_a_follower_until_it_stalls(
+def test_one_process_at_a_time_advances_a_follower_until_the_process_stalls(
     following: FollowerRunner, contracts: ContractRegistry, write: Callable[..., None], clock: Clock
 ) -> None:
     mirror = Mirror()
@@ -217,8 +217,8 @@ def test_one_process_at_a_time_advances_a_follower_until_it_stalls(
     mirror.first = meanwhile
     following.catch_up([mirror])
     assert taken_counts == [0, 0, 2]
-    [place] = [state for state in following.states() if state.follower == mirror.name]
-    assert place.behind == 0
+    [mirror_state] = [state for state in following.states() if state.follower == mirror.name]
+    assert mirror_state.behind == 0
     # The stalled process's end does not move the cursor back: the other Item is not repeated.
     first, second, repeated = (item_id for item_id, _ in mirror.taken)
     assert first == repeated != second

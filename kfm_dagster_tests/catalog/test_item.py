@@ -1,4 +1,4 @@
-"""Items from envelopes: a golden one per dataset, grids against GDAL, refused Items."""
+"""Items from envelopes: golden Items, grids compared with GDAL's, refused Items."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def item_of(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
 
 
 @pytest.mark.clause("OPR-08")
-def test_an_item_to_register_keeps_its_objects_as_bytes_alone(contracts: ContractRegistry) -> None:
+def test_a_candidate_keeps_the_json_objects_of_its_item_only_as_bytes(contracts: ContractRegistry) -> None:
     """The variables of an HRRR Item have 20 kB as text and 80 kB as Python objects."""
     variables = {"VIL": {"type": "data", "dimensions": ["y", "x"]}}
     (candidate,) = candidates(contracts, [goes(**{"cube:variables": variables})])
@@ -61,7 +61,7 @@ def built(contract: DatasetContract, envelope: Envelope, object_uri: str | None 
 
 @pytest.mark.clause("OPR-08")
 @pytest.mark.parametrize("envelope", [goes(), hrrr(), nexrad()], ids=lambda envelope: envelope.dataset)
-def test_the_item_of_each_dataset_equals_the_golden_one(contracts: ContractRegistry, envelope: Envelope) -> None:
+def test_the_item_of_each_dataset_equals_its_golden_item(contracts: ContractRegistry, envelope: Envelope) -> None:
     item = item_of(contracts, envelope)
     assert item == json.loads((GOLDEN / f"{envelope.dataset}.json").read_text(encoding="utf-8"))
     assert validate_item(item) == []
@@ -131,7 +131,7 @@ def test_restricted_objects_have_no_public_address(contracts: ContractRegistry) 
     assert validate_item(orjson.loads(canonical(item))) == []
 
 
-def test_links_run_state_and_time_stamps_are_not_content(contracts: ContractRegistry) -> None:
+def test_links_run_state_and_time_stamps_do_not_change_the_content_hash(contracts: ContractRegistry) -> None:
     item = item_of(contracts, goes())
     properties = {**item["properties"], "kfm:run_state": {"dataset_id": "x", "run_id": "y"}, "updated": "later"}
     assert content_sha256({**item, "properties": properties, "links": []}) == content_sha256(item)
@@ -225,7 +225,7 @@ def test_a_document_that_is_not_stac_is_refused_and_no_schema_is_fetched(item: d
 EXTENT = Extent(bbox=(-120.0, 10.0, -60.0, 50.0), start="2025-12-03T00:00:00Z", end="2025-12-03T01:00:00Z")
 
 
-def test_summaries_are_complete_or_a_range_or_absent(contracts: ContractRegistry) -> None:
+def test_a_summary_lists_all_values_or_is_a_range_or_is_absent(contracts: ContractRegistry) -> None:
     summaries: dict[str, tuple[list[Any], Any]] = {
         "listed in order": (["b", "a"], ["a", "b"]),
         "numbers before text": ([3, "a", 1.5], [1.5, 3, "a"]),
@@ -296,7 +296,7 @@ def items(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def images(file: Path, item: dict[str, Any]) -> Iterator[tuple[dict[str, Any] | None, Any]]:
-    """Yield each band of an Item (None if it lists none) with GDAL's dataset."""
+    """Yield each band of an Item (None if the Item lists no band) with GDAL's dataset."""
     bands = item["assets"]["data"].get("bands")
     if not bands or file.suffix == ".gz":
         path = f"/vsigzip/{file}" if file.suffix == ".gz" else str(file)
@@ -331,7 +331,7 @@ def test_the_grid_of_an_item_equals_gdal_s(shared_data: Path) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_dimensions_run_from_centre_to_centre(shared_data: Path) -> None:
+def test_dimensions_run_from_the_centre_of_the_first_cell_to_that_of_the_last_cell(shared_data: Path) -> None:
     for path, item in items(shared_data / "objects").items():
         properties = item["properties"]
         west, south, east, north = properties["proj:bbox"]
@@ -373,7 +373,7 @@ def test_the_values_of_a_band_equal_gdal_s(shared_data: Path) -> None:
 
 
 def assert_special_values(band: dict[str, Any], dataset: Any, path: str) -> None:
-    """Check a band of MRMS against GDAL's table (wrong for two products) and the lowest pixels."""
+    """Compare a band of MRMS with GDAL's table (wrong for two products); check that the lowest pixels are flags."""
     if dataset.tags(1)["GRIB_UNIT"] != "[-99]":
         assert dataset.tags(1)["GRIB_UNIT"] == f"[{band['unit']}]", path
     assert dataset.tags(1)["GRIB_ELEMENT"].partition(",")[0] == band["name"]

@@ -42,7 +42,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def server(cloud: EmbeddedCloud, contracts: ContractRegistry) -> str:
-    """Return the address of the demo's S3: a process of its own, as rasterio holds the GIL."""
+    """Return the address of the demo's S3: a process of its own, because rasterio holds the GIL."""
     cloud.provision(contracts)
     return cloud.endpoint_url.removeprefix("http://")
 
@@ -96,10 +96,10 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 
 @pytest.mark.clause("OPR-21", "OPR-28", "BEY-19")
 @pytest.mark.parametrize("dataset", CLIENTS)
-def test_every_dataset_opens_by_its_items(dataset: str, placed: Placed, shared_data: Path) -> None:
+def test_the_assets_of_every_dataset_open_by_their_items(dataset: str, placed: Placed, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     items = placed(dataset)
-    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object of this dataset has its key here
+    assert items or dataset in {"nwm", "ofs", "rtofs"}  # of these datasets there is no object with its key
     for item in items:
         written = item.to_dict(include_self_link=False, transform_hrefs=False)
         assert validate_item(written) == official.errors(written) == []
@@ -117,7 +117,7 @@ def test_the_page_has_every_dataset_with_its_engine_and_type(contracts: Contract
 
 
 @pytest.mark.clause("OPR-28")
-def test_every_python_block_of_the_page_is_run_here() -> None:
+def test_every_python_block_of_the_page_is_run_by_these_tests() -> None:
     assert blocks_run() == set(re.findall(r"(?s)```python\n(.*?)```", PAGE))
 
 
@@ -138,7 +138,7 @@ def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_single_field_is_read_alone(placed: Placed, tmp_path: Path) -> None:
+def test_a_single_field_is_read_without_the_other_fields(placed: Placed, tmp_path: Path) -> None:
     items = [item for dataset in ("gfs", "hrrr") for item in placed(dataset)]
     indexed = [item for item in items if "grib:layers" in item.assets["data"].extra_fields]
     assert len(indexed) == 2

@@ -26,6 +26,6 @@ def test_sequencers_are_padded_on_the_right(contracts: ContractRegistry) -> None
         assert is_older(*candidates(contracts, [goes(sequencer=sequencer), goes(sequencer=other)])) is older
 
 
-def test_of_two_equal_versions_the_last_one_is_kept(contracts: ContractRegistry) -> None:
+def test_of_two_versions_without_an_order_the_last_of_the_batch_is_kept(contracts: ContractRegistry) -> None:
     first, last = candidates(contracts, [goes(version=digit * 32) for digit in "12"])
     assert select_latest([first, last]) == {last.item_id: last}

@@ -75,7 +75,7 @@ def test_failed_units_get_no_item_and_suspect_units_an_item_with_their_issues(
     ],
 )
 @pytest.mark.clause("OPR-08")
-def test_a_unit_without_a_valid_item_fails_alone(
+def test_a_unit_without_a_valid_item_fails_and_the_other_units_do_not(
     catalog: Catalog, contracts: ContractRegistry, root: Path, envelope: Envelope
 ) -> None:
     good, bad = register(catalog, contracts, goes(0), envelope)

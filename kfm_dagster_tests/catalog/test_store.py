@@ -1,4 +1,4 @@
-"""Registering batches: statuses, order of re-issues, isolated failures, readers' view."""
+"""Registering batches: statuses, order of re-issues, isolated failures, and what readers see."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def statuses(results: list[StacResult]) -> list[StacStatus]:
 
 
 @pytest.mark.clause("OPR-09", "WAL-05")
-def test_a_first_item_is_created_an_equal_one_a_no_op_and_a_changed_one_updated(register: Register, root: Path) -> None:
+def test_a_new_item_is_created_an_equal_item_a_no_op_and_a_changed_item_updated(register: Register, root: Path) -> None:
     first = register(goes(0), goes(1))
     second = register(goes(0), goes(1))
     changed = register(goes(0), goes(1, platform="goes-18"))
@@ -67,7 +67,7 @@ def test_a_first_item_is_created_an_equal_one_a_no_op_and_a_changed_one_updated(
 
 @pytest.mark.clause("WAL-04")
 @pytest.mark.parametrize("which", ["the newer", "the older", "both"])
-def test_a_version_without_a_sequencer_is_ordered_by_its_event(
+def test_a_version_without_a_sequencer_is_ordered_by_the_time_of_its_event(
     register: Register, root: Path, database: Database, contracts: ContractRegistry, which: str
 ) -> None:
     """A listing has no sequencer, so the event's time decides which object is newer."""
@@ -76,8 +76,8 @@ def test_a_version_without_a_sequencer_is_ordered_by_its_event(
     older = older.evolve(event_time=newer.event_time - timedelta(minutes=5))
     own_tx(Ledger(database, registry=contracts, worker_id="w", clock=lambda: DAY)).ensure([older, newer])
     assert statuses(register(older)) == [CREATED]
-    (stands,) = register(newer)
-    assert stands.write_status is UPDATED
+    (current,) = register(newer)
+    assert current.write_status is UPDATED
     before = trees.files(root)
     (late,) = register(older)
     assert (late.write_status, late.superseded, late.superseded_by) == (NO_OP, True, newer.wal_id)
@@ -108,7 +108,7 @@ def test_an_invalid_item_fails_alone_and_leaves_no_file(register: Register, root
     trees.assert_consistent(root)
 
 
-def test_removed_or_replaced_files_are_restored_up_to_the_whole_catalog(register: Register, root: Path) -> None:
+def test_removed_or_replaced_files_are_restored_even_if_the_whole_tree_is_lost(register: Register, root: Path) -> None:
     results = register(goes(0), goes(1), goes(2), goes(3))
     before = trees.files(root)
     (root / str(results[0].item_href)).unlink()
@@ -162,14 +162,14 @@ def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full, nth=2):
         results = register(goes(0, platform="goes-18"), goes(1))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
-    # The first Item's file already has the new content; the index, which counts, does not.
+    # The first Item's file already has the new content; the index, which is authoritative, does not.
     assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]
     assert {document["properties"]["platform"] for document in trees.items(root)} == {"goes-19"}
     trees.assert_consistent(root)
 
 
 @pytest.mark.clause("OPR-08")
-def test_the_catalog_opens_with_pystac_and_gives_each_item_once_by_the_official_schemas(
+def test_pystac_reads_each_item_once_and_all_documents_match_the_official_schemas(
     catalog: Catalog, contracts: ContractRegistry, root: Path, shared_data: Path
 ) -> None:
     expected = set()
@@ -190,7 +190,7 @@ def test_the_catalog_opens_with_pystac_and_gives_each_item_once_by_the_official_
     assert official.checked == {"projection", "file", "processing", "sat", "eo", "raster", "forecast"}
 
 
-def test_pages_are_bounded_and_fill_up_one_after_the_other(register: Register, root: Path) -> None:
+def test_pages_have_a_limit_and_are_filled_one_after_the_other(register: Register, root: Path) -> None:
     for first in range(0, 12, 2):
         register(goes(first), goes(first + 1))
     register(goes(1, platform="goes-18"), *(goes(number) for number in range(12, 19)))
@@ -259,7 +259,7 @@ def test_an_item_without_geometry_is_listed_and_does_not_change_the_extent(regis
     trees.assert_consistent(root)
 
 
-def test_a_batch_is_of_one_dataset_and_may_be_empty(catalog: Catalog, register: Register, root: Path) -> None:
+def test_a_batch_has_only_one_dataset_and_can_be_empty(catalog: Catalog, register: Register, root: Path) -> None:
     with pytest.raises(ValueError, match="one dataset"):
         register(goes(0), hrrr())
     assert catalog.register([], fence=open_fence) == []
@@ -286,14 +286,14 @@ def test_results_are_verified_against_the_index(catalog: Catalog, register: Regi
     catalog.verify(DATASET, created)
 
 
-def test_lost_or_torn_items_and_an_unreachable_place_are_reported(
+def test_lost_or_truncated_items_and_an_unreachable_folder_are_reported(
     catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = register(goes(0), goes(1))
     path = root / str(results[1].item_href)
     whole = path.read_bytes()
-    for torn in (whole[:-9], None):
-        path.unlink() if torn is None else path.write_bytes(torn)
+    for truncated in (whole[:-9], None):
+        path.unlink() if truncated is None else path.write_bytes(truncated)
         with pytest.raises(DependencyUnavailableError, match=str(results[1].item_href)):
             catalog.verify(DATASET, results)
     silent = Mock(side_effect=PublishError(StacIssue.IO_ERROR, "the share is gone"))
@@ -303,7 +303,7 @@ def test_lost_or_torn_items_and_an_unreachable_place_are_reported(
     assert raised.value.next_step
 
 
-def test_an_item_missing_in_the_index_is_reported_without_invented_values(
+def test_an_item_missing_in_the_index_is_reported_and_the_index_stays_unchanged(
     database: Database, catalog: Catalog, register: Register
 ) -> None:
     (result,) = register(goes(0))
@@ -314,7 +314,7 @@ def test_an_item_missing_in_the_index_is_reported_without_invented_values(
     assert every_row(database)["catalog_collections"] == before
 
 
-def test_another_writers_promotion_is_waited_for(
+def test_a_verification_waits_for_the_promotion_of_another_writer(
     catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are promoted before the index is written; without the wait the batch would fail."""
@@ -342,14 +342,14 @@ def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> Publisher:
     return open_publisher(request.getfixturevalue("s3_url"))
 
 
-def test_the_url_chooses_the_publisher(tmp_path: Path) -> None:
+def test_the_url_of_the_catalog_determines_the_publisher(tmp_path: Path) -> None:
     assert isinstance(open_publisher(str(tmp_path)), FolderPublisher)
     assert isinstance(open_publisher("s3://bucket/prefix"), ObjectStorePublisher)
     with pytest.raises(ConfigurationError, match=r"KFM_CATALOG_URL.*observed ftp://host/x"):
         open_publisher("ftp://host/x")
 
 
-def test_staged_files_are_invisible_until_promoted_and_otherwise_removed(publisher: Publisher) -> None:
+def test_staged_files_are_invisible_until_their_promotion_and_removed_without_it(publisher: Publisher) -> None:
     with publisher.staging({"a/one.json": b"1", "a/two.json": b"2"}) as staged:
         assert publisher.read(["a/one.json", "a/two.json"]) == {}
         assert staged.promote(["a/one.json"]) == {}
@@ -363,7 +363,7 @@ def test_staged_files_are_invisible_until_promoted_and_otherwise_removed(publish
 
 
 @pytest.mark.clause("OPR-08", "OPR-09")
-def test_a_catalog_in_a_bucket_behaves_like_one_in_a_folder(
+def test_a_catalog_in_a_bucket_behaves_like_a_catalog_in_a_folder(
     s3_url: str, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     batches = [goes(number) for number in range(5)], [goes(0), goes(1, platform="goes-18"), goes(9)]

@@ -57,7 +57,7 @@ def everything(root: Path, database: Database) -> dict[str, Any]:
 
 
 def unit(number: int, variant: int) -> Envelope:
-    """Return a variant of a scan (0-3; 4-6 of another year) or of a radar volume (7)."""
+    """Return a variant of a unit: a scan (0 to 3), a scan of another year (4 to 6), or a radar volume (7)."""
     if number == 7:
         volume = nexrad()
         return with_metadata(volume, stac_properties={**volume.metadata.stac_properties, "nexrad:vcp": 200 + variant})
@@ -74,7 +74,7 @@ _names = count()
 
 @settings(ON_A_GROWING_CATALOG, max_examples=20)
 @given(before=st.lists(BATCHES, max_size=3), batches=BATCHES, data=st.data())
-def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_nothing(
+def test_undoing_a_run_restores_the_previous_state_and_undoing_all_runs_leaves_nothing(
     catalog: Catalog,
     root: Path,
     database: Database,
@@ -112,7 +112,7 @@ def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_
     assert not any(everything(root, database).values())
 
 
-def test_an_item_replaced_by_a_later_run_stays_until_that_run_is_undone_too(
+def test_an_item_replaced_by_a_later_run_stays_until_the_later_run_is_undone_too(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     [first, second] = write("early", goes(0), goes(1))
@@ -146,18 +146,18 @@ def test_single_promotions_are_undone_while_they_are_current(
     early, tree = current(), everything(root, database)
     [_, second, third] = write("late", goes(0, platform="goes-18"), goes(1), goes(2))
     late = current()
-    # Two of the run's three Items are undone; its other Items and replaced ones stay.
+    # Of the two promotions only the later run's is current, so only its Item is removed; all other Items stay.
     report = undo_items({str(second.item_id): late[str(second.item_id)]} | early)
     assert report == UndoReport(removed=(str(second.item_id),))
     assert trees.item_ids(root) == sorted([str(first.item_id), str(third.item_id)])
     assert current() == {name: late[name] for name in late if name != second.item_id}
     assert undo_items({str(second.item_id): late[str(second.item_id)]} | early) == NOTHING
     trees.assert_counted(database)
-    # Then only the run's own Items are undone, as before.
+    # An undo of the whole run then restores or removes the run's other Items.
     report = own_tx(catalog).undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
     assert everything(root, database) == tree
-    # An empty catalog is also restored, and the next Item starts it anew.
+    # Undoing all runs empties the catalog; the next Item creates it again.
     own_tx(catalog).undo("goes-abi", "early")
     assert undo_items(late) == NOTHING
     assert not any(everything(root, database).values())
@@ -165,7 +165,7 @@ def test_single_promotions_are_undone_while_they_are_current(
     assert trees.item_ids(root) == [str(first.item_id)]
 
 
-def test_restoring_a_lost_file_is_not_undone(catalog: Catalog, root: Path, write: Write) -> None:
+def test_an_undo_keeps_a_lost_file_that_the_run_has_restored(catalog: Catalog, root: Path, write: Write) -> None:
     [item] = write("run", goes(0))
     (root / str(item.item_href)).unlink()
     assert [result.write_status for result in write("mender", goes(0))] == [NO_OP]
@@ -176,15 +176,15 @@ def test_restoring_a_lost_file_is_not_undone(catalog: Catalog, root: Path, write
 
 
 @pytest.mark.parametrize(
-    ("moment", "nth"), [(Failpoint.DATABASE_BEGIN, 2), (AFTER_ITS_LOG, 1)], ids=["before its log", "after its log"]
+    ("moment", "nth"), [(Failpoint.DATABASE_BEGIN, 2), (AFTER_ITS_LOG, 1)], ids=["before the log", "after the log"]
 )
-@pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another's"])
+@pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another run's"])
 @pytest.mark.clause("OPR-09")
 def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
     write: Write, moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
-    """The Item's new row may have the same age and revision as the row that the writer read."""
+    """The Item's new row can have the same age and revision as the row that the writer read."""
     write("undone", goes(0))
 
     def overtake() -> None:
@@ -203,7 +203,7 @@ def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     assert trees.item_ids(root) == [item.item_id]
 
 
-def test_a_run_is_undone_while_others_write(
+def test_a_run_is_undone_while_other_runs_write(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
     write: Write,
 ) -> None:  # fmt: skip
@@ -229,14 +229,14 @@ def base(write: Write) -> None:
 
 
 def changes() -> list[Envelope]:
-    """Return one changed Item, one unchanged, and new ones: another page, another year."""
+    """Return a changed Item, an unchanged Item, and new Items that need another page and another year."""
     return [
         goes(0, platform="goes-18"), goes(1), *(goes(number) for number in range(4, 8)), goes(5, day=NEXT_YEAR),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["into a catalog", "into no catalog yet"])
-def test_a_promotion_that_dies_anywhere_is_undone(
+def test_a_promotion_that_dies_at_any_point_is_undone(
     catalog: Catalog, root: Path, database: Database, write: Write, first: bool
 ) -> None:
     if not first:
@@ -246,7 +246,7 @@ def test_a_promotion_that_dies_anywhere_is_undone(
     for at, death in deaths():
         with dying(database, at=death):
             write("run", *changes())
-        # The next attempt, which succeeds or dies, meets the dead one's file instead of the earlier content.
+        # The next attempt, which succeeds or dies, meets the file of the dead attempt instead of the earlier content.
         if at % 3:
             with dying(database, at=at - 1 if at % 3 == 1 else 0):
                 write("run", *changes())
@@ -255,7 +255,7 @@ def test_a_promotion_that_dies_anywhere_is_undone(
     assert at > 30
 
 
-def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
+def test_an_undo_that_dies_at_any_point_is_finished_by_the_next_undo(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     base(write)
@@ -269,7 +269,7 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     assert death.at > 40
 
 
-def test_an_undo_with_an_unreachable_place_changes_no_row_and_is_repeated(
+def test_an_undo_that_cannot_write_files_changes_no_row_and_can_be_repeated(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     base(write)
@@ -304,7 +304,7 @@ def test_a_catalog_in_a_bucket_is_restored_too(database: Database, contracts: Co
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_retired_collection_links_its_successor_while_that_has_items(
+def test_a_retired_collection_links_its_successor_while_the_successor_has_items(
     database: Database, root: Path, contracts: ContractRegistry
 ) -> None:
     old = staged(contracts["goes-abi"], "retired", since="2025-12-04", successor="nexrad-l2")
@@ -312,7 +312,7 @@ def test_a_retired_collection_links_its_successor_while_that_has_items(
     catalog = Catalog(database, FolderPublisher(root), registry)
 
     def links() -> dict[str, list[str]]:
-        collections = {name: each for name, each in trees.walk(root).items() if each["type"] == "Collection"}
+        collections = {name: entry for name, entry in trees.walk(root).items() if entry["type"] == "Collection"}
         return {
             name: [link["href"] for link in collection["links"] if link["rel"].endswith("-version")]
             for name, collection in collections.items()
