@@ -20,14 +20,14 @@ SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
-    """Return our published facet schemas by `$id`."""
+    """Return the project's published facet schemas by `$id`."""
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in SPEC.glob("kfm-*-facet.schema.json")]
     return {schema["$id"]: schema for schema in loaded}
 
 
 @pytest.fixture(scope="module")
 def official(shared_data: Path, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the official schemas and ours by `$id`."""
+    """Return the official schemas and the project's own by `$id`."""
     files = (shared_data / "schemas" / "openlineage").rglob("*.json")
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     return {schema["$id"]: schema for schema in loaded} | schemas

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def prov_json(document: bytes) -> dict[str, Any]:
-    """Convert a JSON-LD document to PROV-JSON, and check that this can be read again."""
+    """Convert a JSON-LD document to PROV-JSON, and check that the PROV-JSON can be read again."""
     import prov.model
 
     with warnings.catch_warnings():

@@ -56,12 +56,12 @@ def lineage(open_lineage: Open, receiver: Receiver, monkeypatch: pytest.MonkeyPa
 
 
 def emit(lineage: Lineage, contract: DatasetContract, first: int, stop: int) -> None:
-    """Record a batch; check that every unit is done with any backend."""
+    """Record a batch; check that every unit's lineage is complete whatever the backend does."""
     results = lineage.emit(units(first, stop), run=ingest_run(), contract=contract, fence=open_fence)
     assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
 
 
-def both(first: int, stop: int) -> Counter[tuple[str, str]]:
+def start_and_complete(first: int, stop: int) -> Counter[tuple[str, str]]:
     return Counter((kind, unit.wal_id) for unit in units(first, stop) for kind in ("START", "COMPLETE"))
 
 
@@ -97,13 +97,13 @@ def test_an_unreachable_backend_fails_no_unit_and_later_gets_each_event_once(
     clock.advance(600)
     back = open_lineage(backend_at(receiver.url, monkeypatch))
     assert back.deliver() == 12
-    assert receiver.counts() == both(0, 6)
+    assert receiver.counts() == start_and_complete(0, 6)
     assert back.deliver() == 0
     assert nothing_waits(back)
 
 
 @pytest.mark.parametrize("dies_at", [1, 5, 8])
-def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
+def test_a_deliverer_that_dies_between_sending_and_marking_loses_no_event(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, dies_at: int
 ) -> None:
     emit(lineage, contract, 0, 2)
@@ -117,7 +117,7 @@ def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
     lineage.deliver()
     clock.advance(LEASE.total_seconds())
     lineage.deliver()
-    assert receiver.counts().keys() == both(0, 4).keys()
+    assert receiver.counts().keys() == start_and_complete(0, 4).keys()
     assert max(receiver.counts().values()) <= 2
     # Repeated events are equal, byte for byte.
     assert len(receiver.bodies()) == 8
@@ -125,7 +125,7 @@ def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
-def test_an_event_that_the_backend_never_accepts_blocks_no_other_and_stays_visible(
+def test_an_event_that_the_backend_refuses_blocks_no_other_event_and_stays_reported(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, status: int
 ) -> None:
     """An event that is always refused, or that always crashes the backend."""
@@ -139,7 +139,7 @@ def test_an_event_that_the_backend_never_accepts_blocks_no_other_and_stays_visib
         except BackendUnavailableError:
             assert status == 500
         clock.advance(120)
-    assert receiver.counts() == both(0, 1) + both(2, 6)
+    assert receiver.counts() == start_and_complete(0, 1) + start_and_complete(2, 6)
     [failing] = lineage.undelivered().failing
     assert (failing.destination, failing.not_taken) == ("backend", 2)
     assert str(status) in failing.last_error
@@ -153,7 +153,7 @@ def test_an_event_that_the_backend_never_accepts_blocks_no_other_and_stays_visib
     receiver.answer = lambda _event: TAKEN
     clock.advance(1)
     assert lineage.deliver() == 2
-    assert receiver.counts() == both(0, 6)
+    assert receiver.counts() == start_and_complete(0, 6)
     assert nothing_waits(lineage)
 
 
@@ -167,10 +167,10 @@ def test_a_backend_that_refuses_everything_gets_a_bounded_number_of_requests(
     receiver.answer = lambda _event: TAKEN
     clock.advance(600)
     assert lineage.deliver() == 80
-    assert receiver.counts() == both(0, 40)
+    assert receiver.counts() == start_and_complete(0, 40)
 
 
-def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
+def test_a_tick_keeps_its_time_limit_and_the_next_tick_continues(
     database: Database, receiver: Receiver, contract: DatasetContract, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Clock()
@@ -186,7 +186,7 @@ def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
         sent.append(delivered)
     assert max(sent) <= 10
     assert sum(sent) == 40
-    assert receiver.counts() == both(0, 20)
+    assert receiver.counts() == start_and_complete(0, 20)
     assert nothing_waits(lineage)
     # The number of batches per tick is bounded.
     for number in range(20, 25):
@@ -200,10 +200,10 @@ def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
     assert alone.undelivered().backend.batches == 0
 
 
-def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
+def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds_the_batch(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stalled for longer than its lease, and another deliverer finished its batch."""
+    """The deliverer stalled for longer than its lease, and another deliverer finished its batch."""
     quick = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(quick, contract, 0, 3)
     overtaken: list[int] = []
@@ -216,15 +216,15 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     with meanwhile(Failpoint.LINEAGE_SEND_AFTER, overtake):
         slow.deliver(within=timedelta(hours=1))
     assert overtaken == [6]
-    # It sends its current event and stops.
-    assert set(receiver.counts()) == set(both(0, 3))
+    # The overtaken deliverer sends its current event and stops.
+    assert set(receiver.counts()) == set(start_and_complete(0, 3))
     assert sum(receiver.counts().values()) == 7
     assert nothing_waits(quick)
     emit(quick, contract, 3, 4)
     assert quick.deliver() == 2
 
 
-def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent(
+def test_events_wait_for_the_file_that_readers_see_and_a_damaged_file_is_not_sent(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, root: Path
 ) -> None:
     root.write_text("a file where the root has to be")
@@ -240,13 +240,13 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     file.write_bytes(content.replace(b"START", b"ABORT"))
     emit(lineage, contract, 1, 2)
     assert lineage.deliver() == 2
-    assert receiver.counts() == both(1, 2)
+    assert receiver.counts() == start_and_complete(1, 2)
     [failing] = lineage.undelivered().failing
     assert "does not have the recorded content" in failing.last_error
     file.write_bytes(content)
     clock.advance(600)
     assert lineage.deliver() == 2
-    assert receiver.counts() == both(0, 2)
+    assert receiver.counts() == start_and_complete(0, 2)
 
 
 def test_events_lost_by_a_transport_are_sent_again(open_lineage: Open, contract: DatasetContract, clock: Clock) -> None:
@@ -273,7 +273,7 @@ def backend(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> ClientBacken
     return backend_at(receiver.url, monkeypatch)
 
 
-def test_a_backend_receives_what_was_recorded(backend: ClientBackend, receiver: Receiver) -> None:
+def test_a_backend_receives_the_recorded_events(backend: ClientBackend, receiver: Receiver) -> None:
     events = [event for unit in units(0, 2) for event in openlineage_events(unit, ingest_run())]
     assert [backend.send(event) for event in events] == [None] * 4
     backend.flush()
@@ -294,7 +294,7 @@ def test_refusals_of_an_event_differ_from_failures_of_the_backend(backend: Clien
         assert len(receiver.requests) == expected_requests, "the outbox retries, not the client"
 
 
-def test_an_event_is_delivered_only_when_every_part_of_a_composite_accepted_it(
+def test_an_event_is_delivered_only_when_every_part_of_a_composite_transport_accepted_it(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's composite reports success if one of its parts accepted the event."""
@@ -327,7 +327,7 @@ def test_background_failures_of_a_transport_are_reported(receiver: Receiver, mon
 
 @pytest.mark.clause("SEC-14")
 @pytest.mark.parametrize("status", [401, 422, None], ids=["unauthorized", "refused", "no connection"])
-def test_a_backend_s_error_has_no_credentials_of_its_address(
+def test_a_backend_s_error_has_no_credentials_of_the_backend_s_address(
     status: int | None, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = "127.0.0.1:9" if status is None else receiver.url.removeprefix("http://")
@@ -364,7 +364,7 @@ def test_without_configuration_nothing_leaves_the_machine(
 
 
 def without_empty(value: Any) -> Any:
-    """Remove empty values: the client writes empty facets where we write none."""
+    """Remove empty values: the client writes empty facets where the product writes none."""
     if isinstance(value, dict):
         return {name: without_empty(item) for name, item in value.items() if item not in ({}, [])}
     return [without_empty(item) for item in value] if isinstance(value, list) else value

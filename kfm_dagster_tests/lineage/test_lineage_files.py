@@ -1,4 +1,4 @@
-"""Lineage files in a folder; the publisher's tests hold the same for a bucket."""
+"""Lineage files in a folder; the tests of the publisher check the same for a bucket."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ pytestmark = pytest.mark.one_database
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
-def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
+def test_after_a_crash_at_any_moment_the_next_emission_publishes_each_unit_once(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     expected: list[LineageUnit] = []
@@ -107,7 +107,7 @@ def test_a_failing_path_gives_an_issue_and_a_replay_emits_the_missing_lineage(
 
 
 @pytest.mark.clause("OPR-11", "BEY-08")
-def test_a_unit_without_a_document_fails_alone(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
+def test_a_unit_without_a_document_fails_no_other_unit(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
     raw = dataclasses.replace(registered(1).raw, topic_arn="\ud800")  # no UTF-8 form; only PROV has the topic
     batch = [
         registered(0),
@@ -142,7 +142,7 @@ def test_an_unreachable_root_costs_a_run_one_attempt_and_delays_no_other_file(
     waiting = lineage.undelivered()
     assert (waiting.files.batches, waiting.files.units, waiting.files.oldest) == (10, 10, Clock().now)
     assert "No space left" in waiting.failing[0].last_error
-    # The two failed ones wait for their retry and do not delay the others.
+    # The two failed batches wait for their retry and do not delay the other batches.
     assert lineage.publish_staged() == 8
     clock.advance(60)
     assert lineage.publish_staged() == 2
@@ -172,7 +172,7 @@ def test_only_the_refused_unit_gets_no_lineage(
     assert (lost.activity_id, lost.openlineage_run_id, lost.entity_ids) == (None, None, ())
     assert readable(root) == once_each([batch[0], batch[2]])
     assert lineage.links_of(batch[1].wal_id) == []
-    # The current holder of the claim emits it.
+    # The current holder of the claim emits the unit's lineage.
     lineage.emit(batch, run=ingest_run(minute=9), contract=contract, fence=open_fence)
     assert readable(root) == once_each(batch)
 
@@ -225,7 +225,7 @@ def test_workers_with_overlapping_units_emit_each_unit_once(
     assert readable(root) == once_each(units(0, 120))
 
 
-def test_a_batch_goes_to_a_file_per_partition(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
+def test_a_batch_is_written_to_one_file_per_partition(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
     late = registered(7)
     late = late.evolve(time_range_start=late.time_range_start.replace(day=4))
     lineage.emit([*units(0, 2), LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
@@ -259,7 +259,7 @@ def test_record_run_and_activity_refer_to_each_other(
 
 
 @pytest.mark.clause("OPR-11", "RPL-05")
-def test_a_path_that_missed_a_repair_gets_it_later_in_the_same_revision(
+def test_a_path_that_missed_a_repair_gets_the_repair_later_in_the_same_revision(
     lineage: Lineage, root: Path, database: Database, contract: DatasetContract
 ) -> None:
     lineage.emit([LineageUnit.of(registered())], run=ingest_run(), contract=contract, fence=open_fence)
@@ -299,7 +299,7 @@ RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(3)]
 
 
 def work(pipeline: Pipeline, objects: Path) -> None:
-    """Run a unit with a missing object, one that succeeds, and one whose run dies."""
+    """Run a unit with a missing object, a unit that succeeds, and a unit whose run dies."""
     good, bad, lost = chain.volumes(3)
     chain.put(objects, [good, chain.missing(bad), lost])
     chain.take(pipeline, chain.announce([good.event(), bad.event()], registry=pipeline.registry))
@@ -389,13 +389,13 @@ OTHERS = [registered(1), with_stac(registered(1, replay_run_id="r0"), **CHANGED)
 """A second unit and its repair."""
 
 CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
-    # emitted envelopes in order: the unit's revisions, and the Item that the last revises or is superseded by
+    # emitted envelopes in order: the unit's revisions, and the Item that the last revision revises or yields to
     "first": ([FIRST], [""], None),
-    "a failed unit's first lineage is its replay's": ([repaired("r1")], [""], None),
-    "a replay of that lineage that changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),
-    "again": ([FIRST, FIRST], [""], None),
+    "a failed unit's first lineage is of its replay": ([repaired("r1")], [""], None),
+    "a second replay of such a unit changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),
+    "emitted twice": ([FIRST, FIRST], [""], None),
     "a repair that changed the Item": ([FIRST, repaired("r1")], ["", "r1"], ITEM),
-    "that repair after a crash": ([FIRST, repaired("r1", **UNCHANGED)], ["", "r1"], ITEM),
+    "the repair, after a crash": ([FIRST, repaired("r1", **UNCHANGED)], ["", "r1"], ITEM),
     "a replay that changed nothing": ([FIRST, repaired("r1"), repaired("r2", **UNCHANGED)], ["", "r1"], ITEM),
     "a repair back to the first content": (
         [FIRST, repaired("r1"), repaired("r2", content_sha256=CONTENT)], ["", "r1", "r2"], REPAIRED_ITEM

@@ -1,4 +1,4 @@
-"""OpenLineage events against the official schemas and ours."""
+"""OpenLineage events, validated by the official schemas and by the project's own."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_every_event_and_facet_is_valid_by_its_official_schema(official: dict[st
             for facet in facets(event).values():
                 validate(facet["_schemaURL"], facet, official)
                 urls.append(facet["_schemaURL"])
-        # Our facets: kfmWal twice, kfmRunState once.
+        # The project's own facets: kfmWal twice, kfmRunState once.
         assert sum("kfm.dev" in url for url in urls) == 3
 
 
 @pytest.mark.clause("RPL-05")
-def test_both_events_of_a_replay_name_it_and_those_of_a_first_ingest_name_none() -> None:
+def test_both_events_of_a_replay_name_the_replay_and_events_of_a_first_ingest_name_none() -> None:
     for event in events_of("a replay"):
         named = {"replay_run_id": "replay-1", "replay_reason": "incident", "revision": "replay-1"}
         assert named.items() <= facets(event)["kfmWal"].items()
@@ -54,7 +54,7 @@ def test_both_events_of_a_replay_name_it_and_those_of_a_first_ingest_name_none()
         assert not {"replay_run_id", "replay_reason", "revision", "superseded"} & facets(event)["kfmWal"].keys()
 
 
-def test_a_unit_after_a_newer_one_has_no_output_and_one_without_an_item_no_lineage() -> None:
+def test_a_superseded_unit_has_no_output_and_a_unit_without_an_item_no_lineage() -> None:
     _, complete = events_of("after a newer unit")
     assert complete["outputs"] == []
     wal_facet = facets(complete)["kfmWal"]
@@ -64,7 +64,7 @@ def test_a_unit_after_a_newer_one_has_no_output_and_one_without_an_item_no_linea
             LineageUnit.of(registered(stac=stac))
 
 
-def test_the_wal_facet_schema_refuses_a_facet_without(schemas: dict[str, Any]) -> None:
+def test_the_wal_facet_schema_refuses_a_facet_without_a_required_field(schemas: dict[str, Any]) -> None:
     for field in ["wal_id", "attempt", "_producer"]:
         facet = facets(events_of("from a message")[0])["kfmWal"]
         del facet[field]
@@ -101,7 +101,7 @@ def test_events_name_the_job_the_object_the_collection_and_the_item() -> None:
 
 
 @pytest.mark.clause("RPL-05")
-def test_ids_depend_only_on_stable_fields_and_a_new_edition_has_new_ids_for_its_outputs() -> None:
+def test_ids_depend_only_on_stable_fields_and_a_new_revision_has_new_ids_for_its_outputs() -> None:
     first = LineageUnit.of(registered())
     retried = LineageUnit.of(registered(attempt=4, queue="kfm-nodd-dlq", object_size=None))
     # These ids are equal in every release.

@@ -1,4 +1,4 @@
-"""PROV documents, read by rdflib and prov; invalidation of lineage, which keeps its files."""
+"""PROV documents, read by rdflib and prov; the invalidation of lineage, which keeps the published files."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_rdf_has_the_unit_s_types_times_and_facts(contract: DatasetContract) -> 
         (report, kfm.metadata_status): "suspect",
         (report, kfm.issue): "time_mismatch",
     }
-    assert {place: str(rdf.value(*place)) for place in facts} == facts
+    assert {subject_and_name: str(rdf.value(*subject_and_name)) for subject_and_name in facts} == facts
 
 
 def test_a_listed_unit_has_no_message(contract: DatasetContract) -> None:
@@ -237,7 +237,7 @@ def test_invalidating_a_run_restores_the_view_and_changes_no_published_file(
 
 
 @pytest.mark.clause("PCS-03", "RPL-05")
-def test_each_repeated_emission_of_a_unit_is_a_new_edition(
+def test_a_unit_emitted_again_after_an_invalidation_gets_a_new_revision(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     batch = units(0, 2)
@@ -301,7 +301,7 @@ def test_prov_has_activity_and_time_of_each_invalidation(
 
 
 @pytest.mark.clause("PCS-03")
-def test_an_invalidation_that_dies_anywhere_is_published_once(
+def test_an_invalidation_that_dies_at_any_point_is_published_once(
     database: Database, lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     for at, death in deaths():

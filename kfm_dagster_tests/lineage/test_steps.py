@@ -222,7 +222,7 @@ def test_a_dead_workers_step_and_its_replay_are_two_ends_of_one_intent(
     with pytest.raises(KeyboardInterrupt):
         run_node(nodes, node, run_id=RUN, code=CODE)
     lineage.publish_staged()
-    assert events(root) == [], "the worker may still be running"
+    assert events(root) == [], "the worker can still be running"
     assert nodes.intents.fail_runs([RUN]) == 1
     lineage.publish_staged()
     [died] = ends(root)
@@ -233,7 +233,7 @@ def test_a_dead_workers_step_and_its_replay_are_two_ends_of_one_intent(
     assert len(ends(root)) == 2
 
 
-def test_a_failure_superseded_by_later_content_is_published_as_given_up(
+def test_a_failure_superseded_by_later_content_is_published_as_skipped(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
     reached = node.reached
@@ -251,7 +251,7 @@ def test_a_failure_superseded_by_later_content_is_published_as_given_up(
 
 
 @pytest.mark.clause("IEN-11")
-def test_a_crash_while_publishing_steps_loses_and_duplicates_none(
+def test_a_crash_while_publishing_steps_loses_and_duplicates_no_step(
     database: Database, nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
     for at, death in deaths():

@@ -76,7 +76,7 @@ def units(first: int, stop: int) -> list[LineageUnit]:
 
 
 def superseded(number: int, *, by: int) -> Envelope:
-    """Return the envelope of a scan registered after a newer one."""
+    """Return the envelope of a scan that was registered after the newer scan `by`, which supersedes it."""
     return with_stac(
         registered(number),
         write_status=StacStatus.NO_OP,

@@ -31,7 +31,7 @@ def retention_url(request: pytest.FixtureRequest, database_url: str) -> str:
 
 @pytest.fixture
 def keeping(pipeline: Pipeline, retention_url: str) -> Iterator[Keeping]:
-    """Return the retention of `pipeline` by the ages of its kinds of files."""
+    """Return a function that builds the retention of `pipeline` from the age of each kind of file."""
     database = Database.open(retention_url)
 
     def make(**ages: object) -> Retention:

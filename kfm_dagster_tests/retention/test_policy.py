@@ -35,7 +35,7 @@ def loaded(folder: Path, text: str) -> RetentionPolicy:
     return RetentionPolicy.load(folder)
 
 
-def test_what_is_shipped_keeps_everything_and_shows_how(tmp_path: Path) -> None:
+def test_the_shipped_policy_keeps_everything_and_its_comments_name_every_kind(tmp_path: Path) -> None:
     text = (own_folder() / RETENTION).read_text(encoding="utf-8")
     assert RetentionPolicy.load(None).ages == {}
     assert RetentionPolicy.load(tmp_path).ages == {}  # a folder without the file
@@ -43,7 +43,7 @@ def test_what_is_shipped_keeps_everything_and_shows_how(tmp_path: Path) -> None:
     assert list(loaded(tmp_path, shown).ages) == list(RetentionKind)
 
 
-def test_the_least_age_of_a_kind_is_taken_and_less_is_refused(tmp_path: Path) -> None:
+def test_the_least_age_of_a_kind_is_accepted_and_a_smaller_age_is_refused(tmp_path: Path) -> None:
     for kind, least in LEAST.items():
         days = int(least.removesuffix("d"))
         for age in (least, f"{days * 24}h", f"{days * 1440}.0m", f"{days * 86_400}s", f"{days * 86_400_000}ms"):
@@ -52,8 +52,8 @@ def test_the_least_age_of_a_kind_is_taken_and_less_is_refused(tmp_path: Path) ->
             loaded(tmp_path, f"{HEAD}  {kind}: {days * 86_400 - 1}s\n")
 
 
-def test_an_unknown_kind_and_a_bad_duration_are_one_line(tmp_path: Path) -> None:
-    for line, said in (
+def test_an_unknown_kind_and_a_bad_duration_give_an_error_in_one_line(tmp_path: Path) -> None:
+    for line, message in (
         ("ledger: 30d", f"unknown key 'ledger'; expected one of {', '.join(RetentionKind)}"),
         ("landings: 30d", "unknown key 'landings'; expected landing"),
         ("landing: 30", "a number and one of ms, s, m, h, d, such as 10m"),
@@ -63,7 +63,7 @@ def test_an_unknown_kind_and_a_bad_duration_are_one_line(tmp_path: Path) -> None
         with pytest.raises(CardError) as refused:
             loaded(tmp_path, f"{HEAD}  {line}\n")
         assert f"{tmp_path / RETENTION} line 3: keep." in str(refused.value)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
         assert "\n" not in str(refused.value)
 
 
@@ -80,7 +80,7 @@ BUCKET = "kfm-retention"
 
 @pytest.mark.clause("BEY-10")
 @pytest.mark.one_database
-def test_old_objects_of_a_bucket_go_and_others_stay(
+def test_old_objects_of_a_bucket_are_deleted_and_other_objects_stay(
     aws: EmbeddedCloud, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3 = aws.client("s3")
@@ -100,7 +100,7 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
     for batch in pruner.batches(now + timedelta(hours=1)):
         assert batch.bytes
         pruner.remove(batch)
-    left = [found["Key"] for found in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
+    left = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
     assert left == sorted(["other/landing/README", "storage/landing/README", f"storage/{landed_path(landed[5])}"])
 
 
@@ -110,7 +110,7 @@ NO_RIGHT = "42501"
 
 @pytest.fixture
 def owner(postgres_url: str, retention_role: str, contracts: Any) -> Iterator[Database]:
-    """A migrated database with a quarantined unit, as its owner; the role has its rights."""
+    """A migrated database with a quarantined unit, connected as its owner; the role of retention has its rights."""
     opened = Database.open(postgres_url)
     grant_retention_role(opened, retention_role)
     make_bench(opened, contracts).bring_to("quarantined", envelope())
@@ -120,7 +120,7 @@ def owner(postgres_url: str, retention_role: str, contracts: Any) -> Iterator[Da
 
 @pytest.fixture
 def retention(owner: Database, postgres_url: str, retention_role: str) -> Iterator[Database]:
-    """The same database, connected as the role."""
+    """The same database, connected as the role of retention."""
     opened = Database.open(as_role(postgres_url, retention_role))
     yield opened
     opened.dispose()
@@ -128,12 +128,12 @@ def retention(owner: Database, postgres_url: str, retention_role: str) -> Iterat
 
 @pytest.mark.clause("BEY-10", "SEC-07")
 def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, retention: Database) -> None:
-    looked_at = sa.inspect(owner.engine)
-    tables = looked_at.get_table_names()
+    schema = sa.inspect(owner.engine)
+    tables = schema.get_table_names()
     assert {"nodd_wal_records", "nodd_wal_transitions", "governance_log", "quarantine_cases"} <= set(tables)
-    let_in = []
+    accepted = []
     for table in tables:
-        column = looked_at.get_columns(table)[-1]["name"]  # the first may be a number that only the database sets
+        column = schema.get_columns(table)[-1]["name"]  # the first can be a number that only the database sets
         typed = [
             f"DELETE FROM {table}",
             f"UPDATE {table} SET {column} = {column}",
@@ -142,14 +142,14 @@ def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, reten
             f"DROP TABLE {table} CASCADE",
             *([] if table == "governance_log" else [f"INSERT INTO {table} DEFAULT VALUES"]),
         ]
-        let_in += [one for one in typed if refusal(retention, one) != NO_RIGHT]
-    assert let_in == []
+        accepted += [statement for statement in typed if refusal(retention, statement) != NO_RIGHT]
+    assert accepted == []
     [kept] = ask(retention, "SELECT count(*) FROM nodd_wal_records")
     assert kept == 1
 
 
 @pytest.mark.clause("BEY-10", "SEC-07")
-def test_a_role_that_was_a_deployments_keeps_nothing_of_it(
+def test_a_role_that_was_a_deployments_keeps_none_of_the_deployments_rights(
     owner: Database, retention: Database, retention_role: str
 ) -> None:
     grant_deployment_role(owner, retention_role)

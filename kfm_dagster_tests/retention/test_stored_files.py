@@ -32,7 +32,7 @@ pytestmark = pytest.mark.clause("BEY-10")
 PARTITION = chain.DAY.isoformat()
 SECOND = timedelta(seconds=1)
 LONG_AGO = 0.0
-"""Of files of which only the database says whether they may go."""
+"""The modification time of files whose deletion depends only on times in the database."""
 LATER = timedelta(days=400)
 
 
@@ -53,14 +53,14 @@ def ingest(pipeline: Pipeline, *items: chain.StoredObject) -> None:
 
 
 def planned(retention: Retention) -> tuple[int, int]:
-    """Return the number of the kind's files beyond the policy's age, and how many are deletable."""
-    [one] = retention.plan()
-    return one.old, one.removed
+    """Return how many files of the only kind are beyond the policy's age, and how many of these are deletable."""
+    [pruned] = retention.plan()
+    return pruned.old, pruned.removed
 
 
 def removed(retention: Retention) -> Pruned:
-    [one] = retention.run(actor="jane")
-    return one
+    [pruned] = retention.run(actor="jane")
+    return pruned
 
 
 def outputs(pipeline: Pipeline) -> set[str]:
@@ -74,12 +74,12 @@ def named_by(pipeline: Pipeline, run_id: str) -> set[str]:
 
 def newest_stage(pipeline: Pipeline) -> datetime:
     with pipeline.database.engine.connect() as connection:
-        found: Any = connection.execute(sa.text("SELECT max(opened_at) FROM stage_state")).scalar_one()
-    return found if isinstance(found, datetime) else datetime.fromisoformat(found)
+        newest: Any = connection.execute(sa.text("SELECT max(opened_at) FROM stage_state")).scalar_one()
+    return newest if isinstance(newest, datetime) else datetime.fromisoformat(newest)
 
 
 @pytest.mark.parametrize("kind", ["landing", "artifacts"])
-def test_a_file_goes_one_second_past_its_age_and_not_before(pipeline: Pipeline, keeping: Keeping, kind: str) -> None:
+def test_a_file_is_deleted_just_past_its_age_and_not_before(pipeline: Pipeline, keeping: Keeping, kind: str) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     age = timedelta(days=30)
     # The database's times are older than the file's.
@@ -89,13 +89,13 @@ def test_a_file_goes_one_second_past_its_age_and_not_before(pipeline: Pipeline, 
     pipeline.clock.now = wrote + age
     assert planned(retention) == (0, 0)
     pipeline.clock.now += SECOND
-    old, going = planned(retention)
-    assert old == going > 0
+    old, deletable = planned(retention)
+    assert old == deletable > 0
     before = files(store_of(pipeline) / kind)
     assert (removed(retention).removed, files(store_of(pipeline) / kind)) == (len(before), set())
 
 
-def test_messages_stay_until_so_long_after_they_were_received(pipeline: Pipeline, keeping: Keeping) -> None:
+def test_messages_stay_for_the_policy_s_time_after_their_receipt(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(landing="15d")
@@ -105,10 +105,10 @@ def test_messages_stay_until_so_long_after_they_were_received(pipeline: Pipeline
     assert planned(retention) == (1, 1)
 
 
-def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(pipeline: Pipeline, keeping: Keeping) -> None:
+def test_an_output_stays_for_a_time_after_the_last_stage_that_names_it(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     for run_id in ("second", "third"):
-        # They find nothing new; the third names the outputs of the second.
+        # These runs find nothing new; the third run names the outputs of the second.
         pipeline.clock.forward(3600)
         chain.run_chain(pipeline, "nexrad-l2", PARTITION, run_id)
     named = named_by(pipeline, "third")
@@ -124,7 +124,7 @@ def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(pipeli
 
 
 @pytest.mark.parametrize("kind", ["landing", "artifacts"])
-def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
+def test_files_that_a_unit_needs_stay_until_the_unit_is_terminal(
     pipeline: Pipeline, keeping: Keeping, kind: str
 ) -> None:
     lost = chain.missing(chain.volumes(1)[0])
@@ -132,13 +132,13 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
     assert traces.records(pipeline)[lost.uri].status is Status.FAILED
     grow_old(pipeline)
-    old, going = planned(keeping(**{kind: "30d"}))
-    assert (old > 0, going) == (True, 0)
+    old, deletable = planned(keeping(**{kind: "30d"}))
+    assert (old > 0, deletable) == (True, 0)
     chain.work_until_done(pipeline)
     assert traces.records(pipeline)[lost.uri].status is Status.QUARANTINED
     grow_old(pipeline)
-    old, going = planned(keeping(**{kind: "30d"}))
-    assert old == going > 0
+    old, deletable = planned(keeping(**{kind: "30d"}))
+    assert old == deletable > 0
 
 
 def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
@@ -155,7 +155,7 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
 
 
 @pytest.mark.parametrize("status", ["pending", "in_progress"])
-def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, keeping: Keeping, status: str) -> None:
+def test_messages_of_a_pending_or_in_progress_unit_stay(pipeline: Pipeline, keeping: Keeping, status: str) -> None:
     item = chain.volumes(1)[0]
     chain.notify_each(pipeline, item)
     if status == "in_progress":
@@ -168,7 +168,7 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
     assert planned(keeping(landing="30d")) == (1, 0)
 
 
-def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
+def test_evidence_is_deleted_a_time_after_its_case_was_closed_and_the_case_stays(
     pipeline: Pipeline, keeping: Keeping
 ) -> None:
     ingest(pipeline, chain.missing(chain.volumes(1)[0]))
@@ -190,16 +190,16 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     assert EvidenceCollector(pipeline).collect() == 0
 
 
-def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
+def test_retention_changes_only_the_governance_log_which_names_each_kind_with_deletions(
     pipeline: Pipeline, keeping: Keeping
 ) -> None:
     ingest(pipeline, *chain.volumes(2))
     grow_old(pipeline)
     retention = keeping(landing="15d", artifacts="30d", evidence_samples="1d")
     before = every_row(pipeline.database)
-    assert [one.removed for one in retention.plan()][:2] != [0, 0]
+    assert [pruned.removed for pruned in retention.plan()][:2] != [0, 0]
     assert every_row(pipeline.database) == before
-    done = {one.kind: one for one in retention.run(actor="jane")}
+    done = {pruned.kind: pruned for pruned in retention.run(actor="jane")}
     assert done[RetentionKind.EVIDENCE_SAMPLES].removed == 0
     assert all(done[kind].bytes for kind in (RetentionKind.LANDING, RetentionKind.ARTIFACTS))
     after = every_row(pipeline.database)
@@ -212,11 +212,11 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     ]
     assert entries[0].details["keep_seconds"] == 30 * 86_400
     # Nothing is left to delete or to log.
-    assert [one.removed for one in retention.run(actor="jane")] == [0, 0, 0]
+    assert [pruned.removed for pruned in retention.run(actor="jane")] == [0, 0, 0]
     assert len(own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)) == 2
 
 
-def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
+def test_a_retention_that_is_killed_midway_is_completed_by_the_next(
     pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline, *chain.volumes(3))
@@ -241,7 +241,7 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
 
 
 @pytest.mark.clause("SEC-11")
-def test_files_of_another_ledger_stay_of_every_kind(
+def test_files_of_another_ledger_stay_whatever_their_kind(
     pipeline: Pipeline, tmp_path: Path, objects: Path, keeping: Keeping
 ) -> None:
     other = chain.open_pipeline(tmp_path / "home", objects)
@@ -254,18 +254,16 @@ def test_files_of_another_ledger_stay_of_every_kind(
     pipeline.clock.now = other.clock.now
     retention = keeping(landing="15d", artifacts="8d", evidence_samples="1d")
     own = replace(retention, pruners=stored_files(other.store, other.database), database=other.database)
-    assert all(one.removed for one in own.plan())
+    assert all(pruned.removed for pruned in own.plan())
     before = files(store_of(pipeline))
-    for one in retention.run(actor="jane"):
-        assert (one.old > 0, one.removed) == (True, 0)
+    for pruned in retention.run(actor="jane"):
+        assert (pruned.old > 0, pruned.removed) == (True, 0)
     assert files(store_of(pipeline)) == before
     other.close()
 
 
 @pytest.mark.one_database
-def test_what_a_failed_intent_is_replayed_from_and_what_is_no_output_of_a_stage_stays(
-    pipeline: Pipeline, keeping: Keeping
-) -> None:
+def test_the_inputs_of_a_failed_intent_and_files_that_no_stage_wrote_stay(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     orphan = pipeline.artifacts.put(b"{}\n", suffix="ndjson")
     (store_of(pipeline) / "artifacts" / "README").write_text("somebody's own")
@@ -287,7 +285,7 @@ def test_what_a_failed_intent_is_replayed_from_and_what_is_no_output_of_a_stage_
 
 
 @pytest.mark.one_database
-def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_object(
+def test_a_unit_whose_outputs_and_messages_are_deleted_is_repeated_from_its_object(
     pipeline: Pipeline, keeping: Keeping
 ) -> None:
     item = chain.volumes(1)[0]
@@ -319,7 +317,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
 
 
 @pytest.mark.one_database
-def test_a_store_that_does_not_answer_is_one_line(
+def test_a_store_that_does_not_answer_gives_an_error_in_one_line(
     pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = Mock(**{"list.side_effect": GenericError("connection refused: http://signed?secret")})

@@ -41,7 +41,7 @@ class Place:
 
 @pytest.fixture
 def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a bucket and set the environment to reach it; a lakeFS repository is reached alike."""
+    """Create a bucket and set the environment to reach it; a lakeFS repository is reached in the same way."""
     for name, value in cloud.environment().items():
         monkeypatch.setenv(name, value)
     name = f"kfm-{secrets.token_hex(6)}"
@@ -51,7 +51,7 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=STORES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Provide each store in turn."""
+    """Provide each kind of store in turn."""
     kind = request.param
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else migrated_sqlite(tmp_path / "kfm.db")
     configured = {"folder": str(tmp_path / "runs"), "delta": f"delta+{tmp_path / 'runs'}"}.get(kind, "")

@@ -66,7 +66,7 @@ def test_different_inputs_give_different_hashes(first: Any, second: Any) -> None
     assert (inputs_hash(*first) == inputs_hash(*second)) == (key(first) == key(second))
 
 
-def test_every_member_counts() -> None:
+def test_every_member_of_an_input_reference_changes_the_hash() -> None:
     for member in ["uri", "checksum", "etag", "last_modified", "query", "window"]:
         base: dict[str, Any] = {
             "uri": "s3://b/k", "checksum": "c", "etag": "e", "last_modified": "l", "query": {"q": "1"},

@@ -25,7 +25,7 @@ FACET = Path(__file__).resolve().parents[2] / "docs" / "spec" / "kfm-run-state-f
 OPEN = {"sensitivity": "none", "indigenous_data_flag": False}
 GOVERNED = [{"sensitivity": "restricted"}, {"indigenous_data_flag": True}]
 MASKED = "governed-752b4a88"
-"""`printf goes-abi | sha256sum`, the first 8 digits."""
+"""With the first 8 digits of `printf goes-abi | sha256sum`."""
 
 
 def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> DatasetContract:
@@ -85,7 +85,7 @@ def test_items_facets_and_prov_have_run_and_node_without_a_governed_dataset_s_na
 
 
 @pytest.mark.clause("RSP-13")
-def test_a_pseudonym_is_stable_and_a_dataset_id(contracts: ContractRegistry) -> None:
+def test_a_pseudonym_is_stable_unique_and_only_for_governed_datasets(contracts: ContractRegistry) -> None:
     assert pseudonym("goes-abi") == MASKED
     assert len({pseudonym(contract.id) for contract in contracts}) == len(list(contracts))
     assert all(contract.public_id == contract.id for contract in contracts if not contract.governed)

@@ -1,4 +1,4 @@
-"""The contract of every run-state store (databases, objects, Delta), one per environment."""
+"""What every run-state store guarantees (databases, objects, Delta); an environment has only one store."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def writes(reader: InMemoryMetricReader) -> dict[str, int]:
 
 
 @pytest.mark.clause("RSP-01")
-def test_the_published_schema_is_the_one_that_validates_writes() -> None:
+def test_the_published_schema_equals_the_schema_that_validates_writes() -> None:
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == run_state_schema()
 
 
@@ -319,7 +319,7 @@ def test_a_second_store_of_one_environment_is_refused_with_both_names(
 
 
 @pytest.mark.parametrize("spelling", ["{0}/runs/", "../{1}/runs"])
-def test_a_store_s_name_does_not_depend_on_its_spelling(
+def test_a_store_is_the_same_under_another_spelling_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -330,7 +330,7 @@ def test_a_store_s_name_does_not_depend_on_its_spelling(
 
 
 @pytest.mark.clause("RSP-07")
-def test_a_lakefs_url_and_its_s3_gateway_s_url_are_the_same_store(database: Database, bucket: str) -> None:
+def test_a_lakefs_url_and_the_url_of_its_s3_gateway_name_the_same_store(database: Database, bucket: str) -> None:
     mine = replace(record(), lakefs_branch="main")
     Place(database, f"lakefs://{bucket}/main", branch="main").put(mine)
     # The same store under two names.
@@ -342,7 +342,7 @@ def test_a_lakefs_url_and_its_s3_gateway_s_url_are_the_same_store(database: Data
 @pytest.mark.one_database
 def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tmp_path: Path) -> None:
     first, second = (Place(database, f"{tmp_path}/{name}") for name in ("first", "second"))
-    # The first store is chosen between the second's two look-ups and its write of the choice.
+    # The first store is chosen after the second store's two look-ups, and before the second choice is written.
     with (
         meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
         pytest.raises(ConfigurationError, match="two run-state stores"),
