@@ -1,4 +1,4 @@
-"""One pass reaches every failpoint, and a fault at any of them leaves the result unchanged."""
+"""One pass reaches every failpoint, and a fault at any failpoint leaves the result unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def disturbed(tmp_path: Path, database_url: str) -> World:
 
 
 def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
-    """Return a plan with a fault at a third of the occasions, early enough for a retry."""
+    """Return a plan with one fault, after a third of the occasions, so that a retry is still possible."""
     rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 3)}}}"
     return f"apiVersion: kfm.nodd.chaos/v1\nrules: [{rule}]"
 

@@ -70,7 +70,7 @@ def test_a_rule_fires_at_its_occasions(when: str, expected: list[int], tmp_path:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_seeded_plan_decides_the_same_across_processes(tmp_path: Path) -> None:
+def test_a_plan_with_a_seed_injects_at_the_same_occasions_across_processes(tmp_path: Path) -> None:
     plan = plan_of("name: a, fault: error, failpoint: database.begin, probability: 0.3, at_most: 12", seed=11)
     once = failing(Injector(plan, tmp_path / "once"), 60)
     assert len(once) == 12
@@ -96,7 +96,7 @@ def _reach_until_killed(state: str) -> None:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_kill_is_one_sigkill_across_all_processes(tmp_path: Path) -> None:
+def test_a_kill_rule_kills_exactly_one_of_all_processes(tmp_path: Path) -> None:
     codes = []
     for _ in range(3):
         process = multiprocessing.get_context("spawn").Process(target=_reach_until_killed, args=(str(tmp_path),))
@@ -164,7 +164,7 @@ def recorded() -> Iterator[list[tuple[Failpoint, dict[str, str]]]]:
     failpoints.install(None)
 
 
-def test_labels_apply_within_their_block_and_to_work_in_a_pool(
+def test_labels_apply_within_their_with_block_and_in_a_pool_only_if_passed_on(
     recorded: list[tuple[Failpoint, dict[str, str]]],
 ) -> None:
     with failpoints.failpoint_context(dataset="hrrr"), ThreadPoolExecutor(2) as pool:
@@ -177,7 +177,7 @@ def test_labels_apply_within_their_block_and_to_work_in_a_pool(
     assert [labels for _, labels in recorded] == [both, both, {}, {"dataset": "hrrr"}, {}]
 
 
-def test_the_product_installs_no_handler() -> None:
+def test_the_product_installs_no_handler_for_failpoints() -> None:
     package = Path(kfm_dagster.__file__).parent
     uses = re.compile(r"^from kfm_dagster(\.failpoints)? import .*\b(failpoints|install)\b", re.MULTILINE)
     files = (file for file in package.rglob("*.py") if uses.search(file.read_text(encoding="utf-8")))
@@ -224,10 +224,10 @@ REFUSED_BY_SCHEMA: dict[str, dict[str, Any]] = {
 REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
     "an unknown failpoint": changed(0, failpoint="moon.*"),
     "an error at a failpoint without a dependency": changed(1, failpoint="stage.*"),
-    "a kill without end": changed(0, nth=None),
+    "a kill at every occasion": changed(0, nth=None),
     "two ways to count": changed(0, nth=1, at_most=1),
-    "a chance of one occasion": changed(0, nth=1, probability=0.5),
-    "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},
+    "a probability for one occasion": changed(0, nth=1, probability=0.5),
+    "two rules with one name": {**SOUND, "rules": [SOUND["rules"][0]] * 2},
     "no mapping": [],
 }
 

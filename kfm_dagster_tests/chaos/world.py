@@ -108,7 +108,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     own_tx(pipeline.catalog).undo("goes-abi", RUN_ID)
     pipeline.following.catch_up(pipeline.followers)
-    return all(place.behind == 0 for place in pipeline.following.states())
+    return all(state.behind == 0 for state in pipeline.following.states())
 
 
 def finish(world: World) -> dict[str, Any]:
@@ -122,14 +122,14 @@ def finish(world: World) -> dict[str, Any]:
                     return {**everything(pipeline), "announced": announced_items(world, pipeline)}
             except Exception as error:
                 last = error
-            time.sleep(HIDDEN_SECONDS / 4)  # messages may be hidden
+            time.sleep(HIDDEN_SECONDS / 4)  # messages are perhaps still hidden
         raise AssertionError(f"not done after {MAX_PASSES} passes: {own_tx(pipeline.ledger).counts()}") from last
     finally:
         pipeline.close()
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the records that must be equal for all interruptions."""
+    """Return the records, which must not depend on interruptions."""
     chain.assert_conserved(pipeline)
     records = traces.everything(pipeline)
     # Count edges by kind, because each message has another id.
@@ -186,7 +186,7 @@ def _processes() -> ForkServerContext:
 
 
 def _send(world: World, pipeline: Pipeline) -> None:
-    """Announce all objects unless that succeeded before; a lost answer causes duplicates."""
+    """Announce all objects unless they were announced before; if SQS's answer is lost, they are announced twice."""
     done = world.root / "sent"
     if not done.exists():
         bodies = [chain.announce([item.event()], registry=pipeline.registry).body for item in items()]

@@ -24,7 +24,7 @@ def several(*parts: tuple[float, float, float, float]) -> dict[str, Any]:
     return {"type": "MultiPolygon", "coordinates": [square(*part) for part in parts]}
 
 
-def test_box_of_a_geometry() -> None:
+def test_the_bounding_box_of_a_geometry() -> None:
     for geometry, expected in [
         ({"type": "Point", "coordinates": (1, 2)}, (1, 2, 1, 2)),
         ({"type": "Point", "coordinates": (180, 2)}, (180, 2, 180, 2)),
@@ -64,7 +64,7 @@ def outlines(draw: st.DrawFn) -> list[tuple[float, float]]:
 @example(outline=[(179.0, 0.0), (180.0000001, 0.0), (180.0000001, 1.0), (179.0, 1.0)], decimals=6)
 @example(outline=[(-180.0, 0.0), (-170.0, 0.0), (-170.0, 1.0), (-180.0, 1.0)], decimals=6)
 @example(outline=[(170.0, 0.0), (180.0, 0.0), (180.0, 1.0), (170.0, 1.0)], decimals=6)
-def test_the_box_of_a_rounded_footprint_is_the_outline_s_box(outline: list[tuple[float, float]], decimals: int) -> None:
+def test_a_rounded_footprint_has_the_box_of_its_outline(outline: list[tuple[float, float]], decimals: int) -> None:
     whole = polygon_from_ring(outline)
     geometry, (west, south, east, north) = footprint(whole, decimals=decimals)
     # Each side is a coordinate of the geometry, and no coordinate is outside.
@@ -76,7 +76,7 @@ def test_the_box_of_a_rounded_footprint_is_the_outline_s_box(outline: list[tuple
     # Compare with the outline before it was split and rounded.
     step = 10.0**-decimals + 1e-9
     first, last = min(x for x, _ in outline), max(x for x, _ in outline)
-    # Rounding may remove a part beyond the antimeridian that is less than a step high, of any width.
+    # Rounding can remove a part beyond the antimeridian that is less than a step high, of any width.
     parts = [part.bounds for part in shapely.get_parts(shapely.geometry.shape(whole))]
     lost = max((right - left for left, low, right, high in parts if high - low <= 2 * step), default=0.0)
     assert (east - west) % 360 == pytest.approx(last - first, abs=2 * step + lost)

@@ -61,7 +61,7 @@ def hrrr(**changes: Any) -> str:
 
 
 @pytest.mark.clause("OPR-13")
-def test_the_published_schema_is_the_model_s_and_accepts_every_builtin_contract() -> None:
+def test_the_published_schema_equals_that_of_the_model_and_accepts_every_builtin_contract() -> None:
     assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == SCHEMA
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     validator = jsonschema_rs.Draft202012Validator(SCHEMA)
@@ -77,7 +77,7 @@ def test_the_published_schema_is_the_model_s_and_accepts_every_builtin_contract(
 
 
 @pytest.mark.clause("OPR-13")
-def test_schema_and_loader_refuse_the_same() -> None:
+def test_schema_and_loader_refuse_the_same_documents() -> None:
     for changes in [
         {"surprise": 1},
         {"integrity.surprise": 1},
@@ -183,11 +183,11 @@ def test_a_dataset_without_topics_needs_a_scheduled_listing() -> None:
     registry = ContractRegistry.of([contract])
     assert jsonschema_rs.Draft202012Validator(SCHEMA).is_valid(yaml.safe_load(text))
     assert (contract.notifications.topics, registry.topics) == ([], {})
-    # A queue may still announce its objects by raw messages.
+    # A queue can still announce the objects by raw messages.
     assert registry.announced == {(None, "noaa-hrrr-bdp-pds"): frozenset({"hrrr"})}
 
 
-def test_an_object_has_the_first_day_of_its_key_s_period() -> None:
+def test_the_day_of_an_object_is_the_first_day_of_the_period_in_its_key() -> None:
     for form, day in [("%Y%m%d", "2025-06-10"), ("%Y%j", "2025-06-10"), ("%Y%m", "2025-06-01"), ("%Y", "2025-01-01")]:
         text = hrrr(storage__key_grammar__start={"value": "{date}", "format": form})
         grammar = KeyGrammarReader(parse_contract(text, source="mine.yaml"))
@@ -195,7 +195,7 @@ def test_an_object_has_the_first_day_of_its_key_s_period() -> None:
 
 
 @pytest.mark.clause("WAL-16")
-def test_extension_fields_cannot_shadow_the_ledger() -> None:
+def test_extension_fields_cannot_shadow_fields_of_the_ledger() -> None:
     for name in CANONICAL_FIELDS:
         pattern = rf"hrrr\.(?P<date>\d{{8}})/(?P<cycle>\d\d)(?P<lead>\d\d)(?P<{name}>x)"
         text = hrrr(
@@ -241,7 +241,7 @@ def test_topics_and_coverage_end_on_the_day_of_the_retirement() -> None:
 
 
 @pytest.mark.clause("BEY-18")
-def test_the_retired_satellites_topics_are_not_expected(contracts: ContractRegistry) -> None:
+def test_topics_of_retired_satellites_are_not_expected(contracts: ContractRegistry) -> None:
     live = {arn.rpartition(":")[2] for arn in contracts.live_topics(date(2026, 1, 1))}
     assert {"NewGOES18Object", "NewGOES19Object"} <= live
     assert live.isdisjoint({"NewGOES16Object", "NewGOES17Object"})
@@ -283,7 +283,7 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 
 
 @pytest.mark.clause("OPR-13")
-def test_a_contract_of_another_s_collection_names_its_owner_and_has_its_governance() -> None:
+def test_a_contract_that_writes_the_collection_of_a_dataset_names_the_dataset_and_has_its_governance() -> None:
     topic = {"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}
     for changes, message in [
         ({"stac.collection_of": None}, "two contracts write the same STAC collection"),
@@ -319,7 +319,7 @@ def test_a_chunk_and_its_archived_volume_share_an_item_with_precedence_for_the_v
 
 
 @pytest.mark.clause("OPR-13")
-def test_a_chunk_feed_s_volume_fields_are_required_in_the_ledger() -> None:
+def test_the_ledger_needs_the_volume_fields_of_a_chunk_feed() -> None:
     for field in ["site", "chunk", "kind"]:
         fields = [name for name in ("site", "volume", "chunk", "kind") if name != field]
         with pytest.raises(ContractError, match=rf"a chunk feed lack \['{field}'\]"):
@@ -327,7 +327,7 @@ def test_a_chunk_feed_s_volume_fields_are_required_in_the_ledger() -> None:
 
 
 @pytest.mark.clause("OPR-13")
-def test_orphan_contracts_are_refused(tmp_path: Path, contracts: ContractRegistry) -> None:
+def test_unknown_readers_properties_and_files_are_refused(tmp_path: Path, contracts: ContractRegistry) -> None:
     with pytest.raises(ContractError, match="bufr"):
         parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")
     # A property of another reader, and a property of no reader, with a citation in the contract.
@@ -449,14 +449,14 @@ def test_a_virtual_store_has_one_product_band_and_sector(contracts: ContractRegi
         assert name_of(contracts["goes-abi"], f"OR_{product}_{stamps}.nc") == name
 
 
-def test_an_invalid_store_name_gives_none() -> None:
+def test_an_object_whose_virtual_store_would_have_an_invalid_name_has_no_store() -> None:
     store = VirtualStore.model_validate({**STORE, "match": {}, "name": "{name}"})
     assert store.store_of({"name": "ABI.1"}, 0) == "ABI.1"
     for bad in ("..", "a/b", "a b", "", "é", "a" * 101):
         assert store.store_of({"name": bad}, 0) is None
 
 
-def test_a_contradiction_of_virtual_stores_is_refused(contracts: ContractRegistry) -> None:
+def test_a_contradiction_in_the_declaration_of_virtual_stores_is_refused(contracts: ContractRegistry) -> None:
     hrrr_store = {"match": {"product": "sfc"}, "name": "{product}_{cycle}", "along": "valid_time"}
     restricted = {**contracts["goes-abi"].governance.model_dump(exclude_unset=True), "access": "restricted"}
     for dataset, changes, reason in [
@@ -514,7 +514,7 @@ KINDS: list[tuple[str, str, str | None, KeyKind]] = [
 ]
 
 
-def test_a_key_has_its_dataset_and_kind(contracts: ContractRegistry) -> None:
+def test_each_key_is_routed_to_its_dataset_with_its_kind(contracts: ContractRegistry) -> None:
     for bucket, key, dataset, kind in KINDS:
         route = contracts.route(bucket=bucket, key=key)
         assert (route.contract and route.contract.id, route.kind) == (dataset, kind), key

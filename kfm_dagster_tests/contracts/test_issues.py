@@ -1,4 +1,4 @@
-"""Issues: printable messages, and repairs equal to the runbook's."""
+"""Issues: printable messages, and the same repairs as in the runbook."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_peers_are_summarised_by_their_quartiles() -> None:
         assert PeerSizes.of(sizes) == quartiles
 
 
-def test_the_expected_range_is_the_factor_and_wider_if_peers_vary() -> None:
+def test_the_expected_range_follows_from_the_factor_and_is_wider_if_peers_vary() -> None:
     for peers, factor, expected in [
         (PeerSizes(8, 1000, 1000), 2, (500, 2000)),
         (PeerSizes(8, 1001, 1001), 2, (501, 2002)),  # rounded down from half a byte
@@ -63,7 +63,7 @@ def test_real_objects_of_a_product_are_within_each_other_s_range(
     for (dataset, product), of_product in sizes.items():
         rules = contracts[dataset].integrity.peers
         for size in of_product:
-            # For each pair: one's size must be possible if all peers had the other's.
+            # For each pair: the size of one object must be possible if all peers had the size of the other.
             for other in of_product:
                 low, high = PeerSizes(rules.minimum, other, other).expected(rules.factor)
                 assert low <= size <= high, (dataset, product, size, other)
@@ -81,7 +81,7 @@ def _of_whole_objects(shared_data: Path, reference: dict[str, Any]) -> Sizes:
         peers = real.contract and real.contract.integrity.peers
         if not peers or "subset" in (reference[real.path].get("note") or ""):
             continue
-        # All are taken as peers, since there are only one or two files of each satellite or radar.
+        # All objects are taken as peers, since there are only one or two files of each satellite or radar.
         few = {"satellite", "site", "version"} if real.contract.id in {"goes-glm", "nexrad-l2"} else set()
         groups = {name: real.groups.get(name) for name in peers.groups if name not in few}
         sizes[real.contract.id, str(groups)].append(len(real.content))
@@ -89,7 +89,7 @@ def _of_whole_objects(shared_data: Path, reference: dict[str, Any]) -> Sizes:
 
 
 def _of_indexed_objects(shared_data: Path) -> Sizes:
-    """Return object sizes by real indexes, without the last of hundreds of messages."""
+    """Return object sizes as real indexes give them: without the last of hundreds of messages."""
     sizes: Sizes = defaultdict(list)
     for path in sorted((shared_data / "files" / "idx").iterdir()):
         name = path.name.rpartition("__")[2].removesuffix(".idx")

@@ -1,4 +1,4 @@
-"""Documents that people write: the first error, its place, and the expected value."""
+"""Documents that people write: the first error, its path, and the expected value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Plan(BaseModel):
     named: dict[str, Part] = {}
 
 
-def test_what_is_wrong_first_is_named_with_its_place() -> None:
+def test_the_first_error_is_named_with_its_path() -> None:
     wrong: list[tuple[Any, list[int | str], str | None, str | None, int]] = [
         ({}, ["title"], "nothing", "a value: the key is required", 0),
         ({"title": 3}, ["title"], "3", "a valid string", 0),
@@ -74,13 +74,13 @@ def test_what_is_wrong_first_is_named_with_its_place() -> None:
         assert error.what == f"{place} is wrong" + (f" ({more} more)" if more else "")
 
 
-def test_a_day_is_taken_as_yaml_reads_it_and_nothing_becomes_what_it_is_not() -> None:
+def test_a_date_is_accepted_as_yaml_reads_it_and_no_other_value_is_converted() -> None:
     assert checked({"title": "a", "day": date(2025, 12, 3)}, Plan).day == date(2025, 12, 3)
     with pytest.raises(DocumentError):
         checked({"title": "a", "parts": [{"name": "b", "least": "1"}]}, Plan)
 
 
-def test_the_line_is_that_of_the_last_part_that_is_there() -> None:
+def test_the_line_is_that_of_the_last_part_of_the_path_that_exists() -> None:
     places: list[tuple[list[int | str], int]] = [
         ([], 2),
         (["title"], 2),
@@ -99,7 +99,7 @@ def test_the_line_is_that_of_the_last_part_that_is_there() -> None:
 
 
 USED_TWICE = f"- &a [{', '.join('x' * (MOST_VALUES // 2 - 2))}]\n- *a\n"
-"""A list of one list with its items, used twice: one value less than a document may have."""
+"""A list that has one inner list twice: one value fewer than a document may have."""
 SHARED = "a: &a [x]\nb: [*a, *a]\nc: &c x\nd: *c\n"
 DOUBLED = "x0: &x0 [1, 1]\n" + "".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]\n" for n in range(1, 60))
 VALUES, LEVELS = f"more than {MOST_VALUES:,} keys and values", f"more than {MOST_LEVELS} levels"

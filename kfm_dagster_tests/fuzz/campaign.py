@@ -20,7 +20,7 @@ MAX_GROWTH_BYTES = 384 << 20
 
 @dataclass(kw_only=True)
 class Summary:
-    """Results of many inputs. A finding begins with the number of its input, for `draw`."""
+    """Results of many inputs. A finding begins with its input's number, from which `draw` creates the input again."""
 
     fates: Counter[str] = field(default_factory=Counter)
     compared: int = 0
@@ -74,7 +74,7 @@ class Campaign(ExitStack):
         with ExitStack() as stack:
             recorded = stack.enter_context(recording()) if self._subject.is_hdf5 else []
             trial = examine(self._subject, drawn, measured=measured, questions=recorded)
-        # libhdf5 cannot read bytes that exist only by the stated size.
+        # libhdf5 cannot read bytes that are in the stated size but not in the content.
         if trial.header is None or not recorded or drawn.size != len(drawn.content):
             return trial, False
         # The second reading repeats the questions of the first.

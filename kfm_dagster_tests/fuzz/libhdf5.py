@@ -1,6 +1,6 @@
 """Compare a reader's answers about an HDF5 file with libhdf5's, in another process.
 
-libhdf5 trusts its input (docs/adr/003), so a mutated file may crash it, make it hang or exhaust the memory.
+libhdf5 trusts its input (docs/adr/003), so a mutated file can make it crash, hang or exhaust the memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
 @contextmanager
 def recording() -> Iterator[list[Question]]:
-    """Record the questions of readers to HDF5 files within the block."""
+    """Record the questions of readers to HDF5 files within the `with` block."""
     questions: list[Question] = []
     undo = [_recorded(holder, kind, questions) for holder, kind in _RECORDED]
     try:
@@ -88,13 +88,13 @@ class Libhdf5(ExitStack):
     _pipe: Connection | None = None
 
     def differences(self, content: bytes, questions: list[Question]) -> list[str]:
-        """Return the questions that libhdf5 refuses or answers differently, or that it died."""
+        """Return the questions that libhdf5 refuses or answers differently, or the report that it died."""
         pipe = self._pipe = self._pipe or self._started()
         try:
             pipe.send((content, questions))
             results: list[str] = pipe.recv() if pipe.poll(HANG_SECONDS) else ["libhdf5 hangs"]
         except (OSError, EOFError):
-            results = ["libhdf5 died of it"]
+            results = ["libhdf5 died of this file"]
         if "".join(results[:1]).startswith(ENDS):
             self.close()
         return results
@@ -123,7 +123,7 @@ def _answer(pipe: Connection) -> None:
             try:
                 results = differences(content, questions)
             except RuntimeError as error:
-                # libhdf5 cannot close the file, and its state is unknown.
+                # libhdf5 cannot close the file, and the state of libhdf5 is unknown.
                 pipe.send([f"libhdf5 closes no file: {_short(error)}"])
                 os._exit(1)
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -153,7 +153,7 @@ def differences(content: bytes, questions: list[Question]) -> list[str]:
 
 
 def _pyfive_differences(content: bytes, questions: list[Question]) -> list[str]:
-    """Return the differences from pyfive's answers; questions that it refuses have none."""
+    """Return the differences from pyfive's answers; a question that pyfive refuses has none."""
     try:
         file = pyfive.File(io.BytesIO(content))
     except Exception:

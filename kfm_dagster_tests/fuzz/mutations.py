@@ -1,7 +1,7 @@
-"""Mutate an object from a seed: bits, words, slices, lengths, also below its compression.
+"""Mutate an object from a seed: bits, words, slices, lengths, also in its unpacked content.
 
-Checksums of HDF5 structures are renewed. An input is a function of subject, seed and number, so it can be run again
-alone.
+Checksums of HDF5 structures are renewed. An input is a function of subject, seed and number, so an input can be
+examined again alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Input:
 
 
 def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specimen] | None = None) -> Input:
-    """Create the input of a number; `specimens` replace the subject's."""
+    """Create the input of a number; `specimens` replace the subject's specimens."""
     rng = random.Random(f"{subject.reader}/{subject.of_index}/{seed}/{number}")
     specimen = rng.choice(specimens) if specimens else chosen(subject, rng)
     content, index = specimen.content, specimen.index
@@ -54,7 +54,7 @@ def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specim
     if rng.random() < 0.3:
         index = None
     if rng.random() < 0.03:
-        # Only a cut: the reader must detect it.
+        # Only truncated: the reader must detect the truncation.
         cut = _place(rng, len(content), places(content))
         return Input(specimen=specimen, content=content[:cut], index=index, size=cut, is_cut=cut < len(content))
     mutated = _mutated(content, rng, subject, specimens)
@@ -71,7 +71,7 @@ def _whole(specimen: Specimen, content: bytes, index: bytes | None) -> Input:
 
 
 def _mutated(content: bytes, rng: random.Random, subject: Subject, specimens: Sequence[Specimen] | None) -> bytes:
-    # Mostly mutate the unpacked content: mutations of packed bytes mostly end at the unpacking.
+    # Mostly mutate the unpacked content: mutations of packed bytes mostly fail at the unpacking.
     shells = (*SHELLS, plain) if rng.random() < 0.8 else (plain,)
     inner, close = next(opened for shell in shells if (opened := shell(content, rng)) is not None)
     return close(_changed(inner, rng, lambda: _other(subject, rng, specimens)))
@@ -262,7 +262,7 @@ SHELLS = (gzipped, ldm_record, level_3_blocks)
 
 
 class Seal(NamedTuple):
-    """A structure with a checksum of all its other bytes, `at` bytes from its start."""
+    """A structure that has, `at` bytes from its start, a checksum of all its other bytes."""
 
     start: int
     length: int

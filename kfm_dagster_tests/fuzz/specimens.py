@@ -273,7 +273,7 @@ def _nexrad_level3() -> Iterator[Specimen]:
     """Yield each product as stored, and as transmitted in zlib frames."""
     start = datetime(2025, 12, 3, 5, tzinfo=UTC)
     for name, kind in LEVEL3_PRODUCTS.items():
-        # Codes from 180 on are TDWR's.
+        # Codes from 180 on are of TDWR products.
         site = "TOKC" if kind.code >= 180 else "KICT"
         key, content = make_nexrad_level3(site=site, product=name, start=start)
         yield Specimen(dataset="nexrad-l3", key=key, content=content)

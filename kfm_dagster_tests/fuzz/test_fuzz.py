@@ -44,8 +44,8 @@ def test_mutated_objects_are_read_within_bounds_or_refused(name: str, figure: Ca
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_an_unchanged_inside_makes_the_same_object(shell: Callable[..., Any]) -> None:
-    """Packing unpacked content again does not change the result."""
+def test_content_that_is_unpacked_and_packed_again_gives_the_same_result(shell: Callable[..., Any]) -> None:
+    """Each shell unpacks the content that mutations change, and packs it again."""
     tried = 0
     for name, subject in SUBJECTS.items():
         for specimen in () if subject.of_index else subject.samples:

@@ -1,4 +1,4 @@
-"""Store answers: any answer of a store for one object affects only that unit (SEC-09)."""
+"""Store answers: any answer of a store for one object affects only the object's unit (SEC-09)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from kfm_dagster_tests.transactions import own_tx
 ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "24"))
 """Objects with odd answers in each dataset; `make soak` takes 10,000."""
 SOUND, ODD = 4, 12
-"""Objects of a batch with S3's answers, and objects with odd answers."""
+"""The number of objects of a batch that get S3's answers, and of those that get odd answers."""
 
 STATUSES = (200, 204, 206, 299, 301, 304, 307, 400, 401, 403, 404, 405, 409, 412, 416, 418, 429, 500, 503, 599, 999)
 TIMES = ("", "yesterday", "Wed, 03 Dec 2025 00:04:20 -0000", "Wed, 03 Dec 99999 00:04:20 GMT", "Thu, 01 Jan 1970")
 TOTALS = ("*", "0", "-1", "7", str(2**63 - 1), str(2**63), str(10**30), "9" * 5000, "\xb2")
 RANGES = ("", "bytes", "bytes 0-0/1", "bytes 7-3/9", "items 0-9/10", *(f"bytes 0-127/{total}" for total in TOTALS))
 TEXTS = ("", '"', 'W/"0123"', '"\xff"', "\xe9" * 200, "e" * 9000, "text/html; charset=\xfe", "../../etc", "%00%0a")
-PLACES = ("", "/", "http://127.0.0.1:1/", "file:///etc/passwd", "http://[", "\xff")
+LOCATIONS = ("", "/", "http://127.0.0.1:1/", "file:///etc/passwd", "http://[", "\xff")
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Last-Modified": TIMES,
     "Content-Range": RANGES,
@@ -45,7 +45,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "Content-Type": TEXTS,
     "Content-Encoding": ("gzip", "br", "\xff"),
     "Transfer-Encoding": ("chunked", "gzip"),
-    "Location": PLACES,
+    "Location": LOCATIONS,
     "x-amz-bucket-region": ("", "eu-west-1", "\xff" * 40),
 }
 BODIES = ("right", "empty", "half", "twice", "noise", "page")
@@ -85,16 +85,16 @@ ODDITY = st.builds(
     st.sampled_from(BODIES),
 )
 
-RAISED = [
+ONCE_FATAL = [
     *(Oddity(0, None, {"Last-Modified": time}, "right") for time in TIMES[1:4]),
     *(Oddity(0, None, {"Content-Range": f"bytes 0-127/{total}"}, "right") for total in TOTALS[5:8]),
     *(Oddity(0, None, {name: TEXTS[3]}, "right") for name in ("ETag", "Content-Type")),
     Oddity(0, 416, {}, "empty"),
-    Oddity(1, 301, {"Location": PLACES[2]}, "right"),
+    Oddity(1, 301, {"Location": LOCATIONS[2]}, "right"),
     Oddity(0, None, {"Content-Encoding": "br"}, "half"),
     Oddity(1, 206, {"Content-Length": TOTALS[2]}, "noise"),
 ]
-"""Each kind of answer that once failed a whole run; every test run has them."""
+"""Each kind of answer that once failed a whole run; every run of the test has these answers."""
 
 
 class Store:
@@ -175,7 +175,7 @@ def test_an_odd_answer_affects_only_its_own_unit(
             Phase.generate,
         ],  # no shrinking: a chain takes a second, and the failing unit shows its oddity
     )
-    @example(oddities=RAISED)
+    @example(oddities=ONCE_FATAL)
     @given(oddities=st.lists(ODDITY, min_size=ODD, max_size=ODD))
     def ingest(oddities: list[Oddity]) -> None:
         odd = [item for item, _ in objects[SOUND:]]

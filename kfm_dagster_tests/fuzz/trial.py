@@ -77,7 +77,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A reader's outcome, its counted source, and the outcome of a chunk index that was read."""
+    """A reader's outcome, its counted source, and the outcome of the chunk index, if it was read."""
 
     outcome: HeaderMetadata | ReadError
     source: Source
@@ -93,7 +93,7 @@ def examine(
 ) -> Trial:
     """Read an input twice and create its Item; `measured` traces memory and takes longer.
 
-    `questions` is the list being recorded; the questions to a refused chunk index are removed from it.
+    `questions` is the list being recorded; questions to a refused chunk index are removed from this list.
     """
     questions = [] if questions is None else questions
     trial = Trial()

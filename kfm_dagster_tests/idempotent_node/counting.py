@@ -34,7 +34,7 @@ def begin(nodes: IdempotentNodes, node: CountLines, run_id: str = RUN) -> Intent
 
 @dataclass(kw_only=True)
 class CountLines:
-    """Counts the lines of files into a file named by the hash; `calls` counts its runs.
+    """Counts the lines of files and writes the counts to a file named by their hash; `calls` counts runs.
 
     `reached` is called before and after the file operation, so that a test can raise there.
     """

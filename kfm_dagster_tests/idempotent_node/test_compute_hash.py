@@ -70,9 +70,9 @@ def test_the_hash_does_not_depend_on_the_order_of_inputs_and_keys(
 
 
 @pytest.mark.clause("IEN-01")
-@given(entries=ENTRIES.filter(bool), params=PARAMS, place=st.integers(0, 99))
-def test_a_change_of_any_member_changes_the_hash(entries: Any, params: Any, place: int) -> None:
-    chosen = entries[place % len(entries)]
+@given(entries=ENTRIES.filter(bool), params=PARAMS, number=st.integers(0, 99))
+def test_a_change_of_any_member_changes_the_hash(entries: Any, params: Any, number: int) -> None:
+    chosen = entries[number % len(entries)]
     rest = [entry for entry in entries if entry is not chosen]
     variants = [
         (rest, params, "S", "L", None),
@@ -152,7 +152,7 @@ def test_a_checkout_without_its_git_objects_is_identified_by_its_files(checkout:
         lambda package: (package / "node.py").rename(package / "other.py"),
         lambda package: (package.parent / "lock").write_text("a==2\n"),
     ],
-    ids=["changed", "SQL added", "YAML added", "JSON added", "renamed", "locked otherwise"],
+    ids=["changed", "SQL added", "YAML added", "JSON added", "renamed", "other lockfile"],
 )
 def test_installed_code_is_identified_by_its_files_and_lockfile(
     checkout: Path, tmp_path: Path, change: Callable[[Path], object]

@@ -29,12 +29,12 @@ def statuses(nodes: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
 
 @pytest.mark.clause("IEN-13")
 @pytest.mark.parametrize("module", ["compute_hash", "wal", "checkpoint", "transaction", "replay"])
-def test_the_modules_of_the_document_exist(module: str) -> None:
+def test_the_modules_that_the_specification_names_exist(module: str) -> None:
     assert importlib.import_module(f"kfm_dagster.idempotent_node.{module}").__doc__
 
 
 @pytest.mark.clause("IEN-07")
-def test_content_applied_before_is_skipped_without_running(node: CountLines, nodes: IdempotentNodes) -> None:
+def test_content_applied_before_is_not_computed_again(node: CountLines, nodes: IdempotentNodes) -> None:
     first = run_node(nodes, node, run_id=RUN, code=CODE)
     second = run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert (first.status, second.status) == (IntentStatus.APPLIED, IntentStatus.SKIPPED)
@@ -97,7 +97,7 @@ def test_newest_of_stage_returns_each_partition_s_newest_output_in_order(node: C
     assert nodes.newest_of_stage("a_b", since=NOW + timedelta(days=30)) == []
 
 
-def test_a_late_clock_does_not_end_a_validity_before_its_beginning(node: CountLines, database: Database) -> None:
+def test_a_clock_set_back_does_not_end_a_validity_before_its_start(node: CountLines, database: Database) -> None:
     first = run_node(open_nodes(database), node, run_id=RUN, code=CODE).output
     node.minimum = 2
     behind = IdempotentNodes(database, clock=lambda: NOW - timedelta(hours=1))
@@ -109,7 +109,7 @@ def test_a_late_clock_does_not_end_a_validity_before_its_beginning(node: CountLi
 
 
 @pytest.mark.clause("IEN-06")
-def test_one_of_two_workers_with_the_same_content_applies_and_the_other_skips(
+def test_one_of_two_workers_applies_their_common_content_and_the_other_skips(
     node: CountLines, nodes: IdempotentNodes
 ) -> None:
     begun = [begin(nodes, node, run_id) for run_id in (RUN, OTHER_RUN)]

@@ -44,7 +44,7 @@ def test_a_crash_at_any_moment_and_a_replay_give_a_clean_run_s_result(
 ) -> None:
 
     def named(name: str) -> CountLines:
-        # Another kind is another content, so that one database serves all crashes.
+        # Another kind is another content, so that all crashes can use one database.
         return CountLines(files=node.files, folder=tmp_path / name, name=name, kind=name)
 
     clean = named("clean")
@@ -140,7 +140,7 @@ def test_superseded_failed_intents_are_skipped_in_one_step(node: CountLines, nod
 
 
 @pytest.mark.clause("IEN-06")
-def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, nodes: IdempotentNodes) -> None:
+def test_a_slow_worker_can_apply_content_whose_intent_was_skipped(node: CountLines, nodes: IdempotentNodes) -> None:
     slow = begin(nodes, node)
     nodes.intents.fail_runs([RUN])
     node.minimum = 2
@@ -156,7 +156,7 @@ def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, 
     assert (again.status, again.output) == (IntentStatus.SKIPPED, upserted.output)
 
 
-def test_a_replay_does_not_touch_intents_that_may_still_be_running(node: CountLines, nodes: IdempotentNodes) -> None:
+def test_a_replay_can_leave_out_intents_that_started_recently(node: CountLines, nodes: IdempotentNodes) -> None:
     begin(nodes, node)
     assert not replay_intents(nodes, rebuilt, started_before=NOW).applied
     assert len(replay_intents(nodes, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1

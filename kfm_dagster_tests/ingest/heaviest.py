@@ -1,4 +1,4 @@
-"""The largest messages that SQS delivers; one tick over some, measured in its own process.
+"""The largest messages that SQS delivers; one tick over such messages, measured in a process of its own.
 
     python -m kfm_dagster_tests.ingest.heaviest KIND HOME MESSAGES [DSN]
 
@@ -77,7 +77,7 @@ def peak_mib() -> int:
 
 
 def main(kind: str, home: Path, messages: int, dsn: str = "") -> None:
-    """Take the messages in, and measure."""
+    """Take the messages in, and print the measurements."""
     queue = FakeQueue(waiting=list(heaviest(kind, messages)))
     pipeline = open_pipeline(home, home, url=dsn, queue=queue, sns_verify="off")
     before = peak_mib()

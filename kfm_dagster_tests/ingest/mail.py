@@ -1,4 +1,4 @@
-"""Mail: seeded batches of valid, broken and hostile messages, as a queue may deliver them.
+"""Mail: seeded batches of valid, broken and hostile messages, as a queue can deliver them.
 
     python -m kfm_dagster_tests.ingest.mail --messages N --database sqlite|postgresql [--seed N]
 
@@ -88,7 +88,7 @@ class Mail:
         return self._wrapped([self._good() for _ in range(self.rng.choice((1, 1, 1, 2, 4)))])
 
     def _mixed(self) -> str:
-        """Return good records beside hostile ones, with sender's texts that fit no column."""
+        """Return good records beside hostile ones, sometimes with a subject that fits no column."""
         records = [self._good(), *(self._bad() for _ in range(self.rng.randint(1, 4)))]
         self.rng.shuffle(records)
         odd = {} if self.rng.random() < 0.5 else {"Subject": self.rng.choice(VALUES)}
@@ -102,7 +102,7 @@ class Mail:
         return body[: self.rng.randrange(len(body))]
 
     def _hostile(self) -> str:
-        """Replace any field of the envelope; its units need not be recorded."""
+        """Replace any field of the SNS envelope; the units of this message need not be recorded."""
         field_name = self.rng.choice(("Type", "MessageId", "TopicArn", "Message", "Timestamp", "Subject"))
         outer = json.loads(self._enveloped([self._bad()]))
         outer[field_name] = self.rng.choice(VALUES)
@@ -139,7 +139,7 @@ class Mail:
         return _record(BUCKET, key, eTag=etag, size=number, sequencer=f"{number:016X}")
 
     def _bad(self) -> Any:
-        """Return a record with a fault; it may or may not give a unit."""
+        """Return a record with a fault; some of these records give a unit nevertheless."""
         return self.rng.choice((self._bad_field, self._bad_key, self._no_record))()
 
     def _no_record(self) -> Any:
@@ -222,11 +222,11 @@ def take_in_mail(pipeline: Pipeline, *, messages: int, seed: int, say: Callable[
 
 
 def main() -> None:
-    """Take in the mail of the command line's options, in ledgers of bounded size."""
+    """Take in as much mail as the options demand, in ledgers of bounded size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
-    parser.add_argument("--seed", type=int, default=0, help="of the first ledger; the next ones count on")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first ledger; each further ledger adds 1")
     arguments = parser.parse_args()
     begun, taken, seed = time.process_time(), 0, arguments.seed
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A tick over SQS's largest messages accounts for all within its memory limit."""
+"""A tick over SQS's largest messages accounts for every record within its memory limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _tick(kind: str, home: Path, *, messages: int, dsn: str = "") -> dict[str, A
     ("kind", "messages"),
     [("foreign", 10), ("units", 10), ("escapes", 10), ("sidecars", 10), ("numbers", 2), ("versions", 2)],
 )
-def test_a_tick_over_the_heaviest_messages_stays_within_its_memory(kind: str, messages: int, tmp_path: Path) -> None:
+def test_a_tick_over_the_heaviest_messages_stays_below_its_limit(kind: str, messages: int, tmp_path: Path) -> None:
     report = _tick(kind, tmp_path / "home", messages=messages)
     assert report["peak_mib"] < MAX_MIB
     assert (report["received"], report["residual"]) == (messages, 0)

@@ -1,4 +1,4 @@
-"""Any batch leaves every message accounted for and every good unit pending."""
+"""After any batch, every message is accounted for and every good unit is pending."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESSAGES = 1_000
 
 
 @pytest.mark.clause("SEC-05", "BEY-03", "BEY-08")
-def test_after_any_batch_every_message_is_accounted_for_and_every_good_unit_pending(
+def test_after_any_batch_every_message_is_accounted_for_and_every_good_unit_is_pending(
     tmp_path: Path, database_url: str
 ) -> None:
     pipeline = open_pipeline(tmp_path / "home", tmp_path, url=database_url, sns_verify="off")

@@ -1,4 +1,4 @@
-"""Maintenance: a failing step does not prevent the others."""
+"""Maintenance: a failing step does not prevent the other steps."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
 
         return work
 
-    places = (maintenance, pipeline.ledger, Acknowledger, FeedWatch, pipeline.lineage, pipeline.following)
-    for place, name in zip(places, STEPS, strict=True):
-        monkeypatch.setattr(place, name, step(name))
+    owners = (maintenance, pipeline.ledger, Acknowledger, FeedWatch, pipeline.lineage, pipeline.following)
+    for owner, name in zip(owners, STEPS, strict=True):
+        monkeypatch.setattr(owner, name, step(name))
     warnings: list[str] = []
     due = maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     assert done == list(STEPS)

@@ -85,12 +85,12 @@ def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Dat
 
 
 @pytest.mark.clause("DAG-12")
-def test_the_window_is_never_raised_by_hand(database: Database) -> None:
+def test_the_first_day_cannot_be_changed_by_plain_sql(database: Database) -> None:
     initial = window(database, first_day=FIRST)
     initial.make()
-    for typed in ("UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"):
+    for statement in ("UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"):
         with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
-            connection.execute(sa.text(typed))
+            connection.execute(sa.text(statement))
         assert initial.first_day() == FIRST
 
 
@@ -110,7 +110,7 @@ def test_a_new_window_includes_existing_units(
 
 
 @pytest.mark.clause("DAG-12")
-def test_the_window_includes_its_first_day_to_two_days_ahead() -> None:
+def test_the_window_extends_from_its_first_day_to_two_days_ahead() -> None:
     window = DayWindow(first=FIRST, today=NOW.date())
     for day, sent_at, held in (
         (FIRST, NOW, True),
@@ -120,7 +120,7 @@ def test_the_window_includes_its_first_day_to_two_days_ahead() -> None:
         (NOW.date() + timedelta(days=2), None, True),
         (NOW.date() + timedelta(days=3), None, False),
         (NOW.date() + timedelta(days=2), NOW - timedelta(days=9), True),
-        # This machine's clock is late: a message already in the queue is not of the future.
+        # This machine's clock is behind: a message that is already in the queue cannot come from the future.
         (date(2027, 5, 3), datetime(2027, 5, 1, tzinfo=UTC), True),
         (date(2027, 5, 4), datetime(2027, 5, 1, tzinfo=UTC), False),
         (date.min, datetime.min.replace(tzinfo=UTC), False),
@@ -142,7 +142,7 @@ def test_days_without_a_dagster_partition_are_counted_and_not_planned() -> None:
 
 @pytest.mark.clause("DAG-12")
 def test_the_message_on_unknown_days_names_the_remedy() -> None:
-    waiting: list[tuple[dict[str, int], str]] = [
+    cases: list[tuple[dict[str, int], str]] = [
         ({}, ""),
         ({"1990-12-31": 5}, "5 units of 1990-12-31 on hold: the code location was loaded before"),
         (
@@ -152,7 +152,7 @@ def test_the_message_on_unknown_days_names_the_remedy() -> None:
         ({"2025-12-04": 2}, "2 units of 2025-12-04 on hold until the day begins"),
         ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 on hold until the day begins"),
     ]
-    for unknown, expected in waiting:
+    for unknown, expected in cases:
         shown = why_unknown(unknown, today="2025-12-03")
         assert expected in shown
         assert bool(shown) == bool(expected)
@@ -174,7 +174,7 @@ def test_reading_the_first_day_neither_creates_nor_needs_a_database(
     ("oldest", "first"),
     [(date(1901, 1, 1), date(1901, 1, 1)), (None, FIRST), (date(2025, 6, 1), FIRST)],
 )
-def test_the_demo_begins_with_the_oldest_of_its_objects(
+def test_the_demo_s_window_begins_with_its_oldest_object(
     home: Path, monkeypatch: pytest.MonkeyPatch, oldest: date | None, first: date
 ) -> None:
     published = FolderReport(objects={}, sidecars=0, skipped={"a": "b"}, first_day=oldest)
@@ -276,7 +276,7 @@ def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
         # A run has units of one lane; live runs are requested first.
         ({"pending": {("a", DAY): 1}, "bulk": {("a", DAY): 1}}, [("live", DAY), ("bulk", DAY)]),
         ({"pending": {("a", DAY): 1}, "bulk": {("a", "1999-01-01"): 1}}, [("live", DAY), ("bulk", "1999-01-01")]),
-        # Bulk work gets only its limit, however much is pending; live work does not count against it.
+        # Bulk work gets only its limit, however much is pending; live work does not count against this limit.
         ({"pending": {}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 2}}, [("bulk", DAY)] * 2),
         (
             {"pending": {("a", DAY): 25}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 1}},
@@ -298,7 +298,7 @@ def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
 
 
 @pytest.mark.clause("BEY-14")
-def test_the_live_share_sets_the_limits() -> None:
+def test_the_live_share_sets_the_limits_of_both_lanes() -> None:
     for share, slots, waits, expected in (
         (0.5, 3, True, {Lane.LIVE: 2, Lane.BULK: 1}),
         (0.5, 3, False, {Lane.LIVE: None, Lane.BULK: 1}),
@@ -331,5 +331,5 @@ def test_run_keys_are_distinct_and_stable(pending: Pending, active: dict[str, in
     assert {run.run_key for run in plan({}, bulk=pending, most=most)}.isdisjoint(
         run.run_key for run in plan(pending, most=most)
     )
-    # A run may be requested again once an earlier one of its partition exists.
+    # A run can be requested again once an earlier run of its partition exists.
     assert {run.run_key for run in plan(pending, active=active, most=most, salt="1")}.isdisjoint(keys)

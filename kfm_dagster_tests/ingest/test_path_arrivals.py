@@ -1,4 +1,4 @@
-"""A day's table of arrivals: its content, its recomputation, and left out volumes."""
+"""A day's table of arrivals: its content, its recomputation, and volumes without a row."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_volume_of_the_day_has_one_row_per_elevation(pipeline: Pipeline) -
 
 
 @pytest.mark.clause("PCS-22")
-def test_each_row_refers_to_the_path_of_its_integrals(pipeline: Pipeline) -> None:
+def test_each_row_refers_to_the_path_along_which_it_was_integrated(pipeline: Pipeline) -> None:
     computed = compute(pipeline)
     paths = {row["path_id"]: row for row in table(pipeline, computed, "paths")}
     rows = table(pipeline, computed)
@@ -86,7 +86,7 @@ def test_each_row_refers_to_the_path_of_its_integrals(pipeline: Pipeline) -> Non
         assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
         assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
         assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
-        # A gate of 250 m, both ways; no element is longer than light travels in a sample.
+        # In a sample, light travels through a gate of 250 m and back. No element is longer than this distance.
         assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
         assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
         assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)
@@ -156,7 +156,7 @@ def test_a_retry_uses_the_metadata_of_the_failed_attempt(
     put(tmp_path / "objects", volumes(4))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     assert len(compute(pipeline, RUNS[1]).envelopes) == 3
-    # After its success, the same run may be executed for the current units.
+    # After its success, the same run can be executed again for the current units.
     assert len(compute(pipeline, RUNS[1]).envelopes) == 4
     attempts = [
         row for row in own_tx(pipeline.stages.lifecycle.store).of_run(RUNS[1]) if row.stage == f"{DATASET}.{NODE}"
@@ -193,7 +193,7 @@ def test_a_volume_without_a_sound_path_has_no_row_and_is_reported(
     assert (gate["outcome"], gate["units_at_fault"]) == (action, 1)
 
 
-def test_a_unit_that_failed_has_no_path_and_a_day_without_units_an_empty_table(tmp_path: Path) -> None:
+def test_a_unit_that_failed_has_no_path_and_a_day_without_units_has_an_empty_table(tmp_path: Path) -> None:
     opened = open_pipeline(tmp_path / "home", tmp_path / "objects")
     assert table(opened, compute(opened)) == []
     put(tmp_path / "objects", [missing(volumes(1)[0])])

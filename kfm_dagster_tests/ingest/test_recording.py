@@ -183,7 +183,7 @@ LONGER = {"object_uri": 1400, "receipt_handle": 4096}
 
 @pytest.mark.clause("SEC-08")
 def test_the_database_enforces_the_length_of_every_text_of_a_record(database: Database) -> None:
-    with database.engine.connect() as connection, connection.begin() as typing:
+    with database.engine.connect() as connection, connection.begin() as writing:
         fields = [(table, field) for table, names in BOUNDED.items() for field in names.split()]
         for number, (table, field) in enumerate(fields):
             keys = {"wal_id": envelope(number).wal_id, "object_uri": f"s3://b/{number}", "message_id": str(number)}
@@ -193,7 +193,7 @@ def test_the_database_enforces_the_length_of_every_text_of_a_record(database: Da
             with pytest.raises(DBAPIError, match="texts_are_bounded"), connection.begin_nested():
                 insert(connection, table, {**row, field: "x" * (length + 1)})
             insert(connection, table, {**row, field: "x" * length})
-        typing.rollback()
+        writing.rollback()
 
 
 def _count_writes(database: Database, items: Sequence[int], refused: frozenset[int]) -> tuple[int, list[int], set[int]]:
@@ -214,7 +214,7 @@ def _count_writes(database: Database, items: Sequence[int], refused: frozenset[i
     return writes, written, {item for item, _ in refused_items}
 
 
-def test_one_refused_item_costs_few_writes_and_the_order_stays(database: Database) -> None:
+def test_one_refused_item_costs_few_writes_and_the_order_is_kept(database: Database) -> None:
     for culprit in (0, 511, 1023):
         writes, taken, left = _count_writes(database, range(1024), frozenset({culprit}))
         assert taken == [number for number in range(1024) if number != culprit]

@@ -1,4 +1,4 @@
-"""The first node's inputs_hash includes its source's query, window and results."""
+"""The inputs_hash of the first node includes query, window and results of the node's source."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_source_is_referenced_with_query_and_window(pipeline: Pipeline) -> 
         WINDOW,
     )
     assert listing.checksum is not None
-    # A listing records objects while it lists.
+    # A backfill records objects while it lists them, so its reference has no checksum.
     account = DayListing(clock=pipeline.clock, backfill_id="bf-1", dataset=DATASET, day=DAY.isoformat())
     [backfill] = references(pipeline, Source.LISTING, account=account)
     assert backfill == InputReference(uri=listing.uri, query=listing.query, window=WINDOW)
@@ -101,7 +101,7 @@ def test_a_failed_listing_fails_the_stage_and_the_next_attempt_lists_again(
 
 
 @pytest.mark.clause("OPR-27", "BEY-05")
-def test_a_day_before_the_dataset_begins_is_not_missing(pipeline: Pipeline) -> None:
+def test_a_day_before_the_beginning_of_the_dataset_is_not_recorded_as_listed(pipeline: Pipeline) -> None:
     begins = pipeline.registry[DATASET].storage.first_day
     before = begins - timedelta(days=1)
     for day in (before, begins):

@@ -1,4 +1,4 @@
-"""Threads over a batch keep its order and their number, and end at the first error."""
+"""Work on a batch by threads: the order of results, the number of threads, the end at an error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_as_many_threads_work_as_configured() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "ticks"), [(True, 1), (False, 0)])
-def test_the_first_call_is_immediate_or_after_an_interval(*, at_once: bool, ticks: int) -> None:
+def test_the_first_call_is_made_at_once_or_after_an_interval(*, at_once: bool, ticks: int) -> None:
     calls, called = [], threading.Event()
 
     def tick() -> None:

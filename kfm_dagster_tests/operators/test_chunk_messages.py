@@ -79,7 +79,7 @@ def test_a_message_without_sns_must_have_the_form_of_its_dataset_s_topics(shared
 
 
 @pytest.mark.clause("OPR-01")
-def test_numbers_may_be_texts_and_extra_fields_are_allowed() -> None:
+def test_numbers_as_texts_and_extra_fields_are_accepted() -> None:
     for changes in (
         {"VolumeID": "399", "ChunkID": "48"},
         {"ChunkID": "048"},
@@ -91,7 +91,7 @@ def test_numbers_may_be_texts_and_extra_fields_are_allowed() -> None:
 
 
 @pytest.mark.clause("OPR-25")
-def test_a_message_has_the_format_version_of_its_radar() -> None:
+def test_a_message_must_have_the_format_version_of_its_radar() -> None:
     for site, version, code in (
         ("TMCI", "V08", None),
         ("KTLX", "V06", None),
@@ -108,7 +108,7 @@ def test_a_message_has_the_format_version_of_its_radar() -> None:
 
 
 @pytest.mark.clause("OPR-01")
-def test_raw_delivery_gives_the_same_unit_with_its_volume_s_time() -> None:
+def test_raw_delivery_gives_the_same_unit_with_the_time_of_its_volume_as_event_time() -> None:
     (wrapped,) = parse(sns(CAPTURED)).envelopes
     (bare,) = parse(json.dumps(CAPTURED)).envelopes
     assert bare == wrapped.evolve(raw=RawReference(sqs_message_id="sqs-1"))
@@ -127,7 +127,7 @@ def test_a_listed_chunk_is_the_unit_that_its_message_announced() -> None:
 
 
 @pytest.mark.clause("OPR-03")
-def test_a_test_event_is_ignored_and_the_demo_announces_the_captured_form() -> None:
+def test_a_test_event_is_ignored_and_the_demo_announces_chunks_in_the_captured_form() -> None:
     [ignored] = parse(sns({"Event": "s3:TestEvent", "Bucket": BUCKET})).ignored
     assert (ignored.reason, ignored.dataset) == (IgnoreReason.TEST_EVENT, "nexrad-l2-chunks")
     event = ObjectEvent(bucket=BUCKET, key=KEY, size=1, etag="0" * 32, event_time=datetime(2026, 10, 9, tzinfo=UTC))
@@ -140,7 +140,7 @@ ALIEN = ["", None, 7, True, 1.5, [], {}, "x" * 5000]
 
 
 @pytest.mark.clause("OPR-02")
-def test_wrong_chunk_messages_are_rejected_with_their_code_and_no_envelope() -> None:
+def test_wrong_chunk_messages_are_rejected_with_a_code_and_give_no_unit() -> None:
     for body, code in (
         (sns({}), ParseIssue.MISSING_REQUIRED_FIELD),
         (sns([]), ParseIssue.MALFORMED_JSON),
@@ -181,7 +181,7 @@ def test_wrong_chunk_messages_are_rejected_with_their_code_and_no_envelope() -> 
 def test_a_field_missing_or_of_another_type_is_rejected() -> None:
     for name, value in product(CAPTURED, ALIEN):
         code = code_of(sns(CAPTURED | {name: value}))
-        # A valid number or text may be rejected as another chunk's.
+        # A valid number or text can be rejected because it names another chunk.
         is_of_kind = (name in {"VolumeID", "ChunkID"} and value == 7) or (isinstance(value, str) and value)
         assert code is ParseIssue.MISSING_REQUIRED_FIELD or (is_of_kind and value is not True), (name, value)
 
@@ -208,7 +208,7 @@ def test_keys_outside_the_grammar_are_refused() -> None:
     changes=st.dictionaries(st.sampled_from([*CAPTURED]), json_values([*CAPTURED, "Records"]), max_size=8),
     topic=st.sampled_from([TOPIC, None]),
 )
-def test_any_message_is_a_unit_of_its_key_or_rejected(changes: dict[str, Any], topic: str | None) -> None:
+def test_any_message_gives_the_unit_of_its_key_or_is_rejected(changes: dict[str, Any], topic: str | None) -> None:
     changed = CAPTURED | changes
     parsed = parse(json.dumps(changed) if topic is None else sns(changed))
     assert len(parsed.envelopes) + len(parsed.rejections) == 1

@@ -1,4 +1,4 @@
-"""Objects that are cut, with and without sidecar, or under other keys are never `ok`."""
+"""Truncated objects, with or without a sidecar, and objects under other keys are never `ok`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_object_with_more_messages_than_the_walk_s_limit_is_at_best_suspect()
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_messages_missing_in_the_index_fail_and_without_an_index_in_the_contract_are_suspect() -> None:
+def test_an_object_without_messages_of_its_index_fails_and_an_object_without_an_index_is_suspect() -> None:
     metadata = extract("hrrr", HRRR_KEY, BytesSource(HRRR[:376]), HRRR_INDEX.encode())
     assert (metadata.status, codes(metadata)) == (CheckStatus.FAILED, {"sidecar_mismatch"})
     storage = REGISTRY["hrrr"].storage.model_copy(update={"sidecars": []})
@@ -200,7 +200,7 @@ def test_an_index_of_another_member_contradicts_the_key() -> None:
     assert codes(extract("gefs", key, BytesSource(content), "".join(lines).encode())) == {"key_mismatch"}
 
 
-def test_a_value_agrees_by_the_first_pattern_that_the_group_matches() -> None:
+def test_a_value_is_compared_by_the_first_pattern_that_the_group_of_the_key_matches() -> None:
     by_text: dict[str, Expected] = {
         r"p0?(\d+)": r"\1",
         "c00": [0, 1],

@@ -91,7 +91,7 @@ def test_the_contract_decides_an_issue_s_severity() -> None:
     assert [(issue.code, issue.severity) for issue in check(page).issues] == [
         ("unexpected_content_type", Severity.SUSPECT)
     ]
-    assert check(page, severities={}).status is CheckStatus.FAILED  # unknown codes fail closed
+    assert check(page, severities={}).status is CheckStatus.FAILED  # a code without a severity fails the unit
     lenient = {IntegrityIssue.BAD_MAGIC: Severity.SUSPECT}
     both = check(Recorded(b"HTML" + b"\0" * 196, etag="other"), severities=lenient)
     assert [issue.severity for issue in both.issues] == [Severity.FAILED, Severity.SUSPECT]
@@ -116,7 +116,7 @@ def test_a_size_far_from_its_peers_is_suspect() -> None:
         (2000, LEVEL, []),
         (2001, LEVEL, ["size_unlike_peers"]),
         (100, PeerSizes(7, 1000, 1000), None),  # too few peers
-        (100, None, None),  # none were known when the unit was admitted
+        (100, None, None),  # no peers were known when the unit was admitted
         (125, PeerSizes(8, 1000, 2000), []),  # peers vary
         (124, PeerSizes(8, 1000, 2000), ["size_unlike_peers"]),
         (0, LEVEL, None),  # size_zero instead

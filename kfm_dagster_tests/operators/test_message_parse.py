@@ -93,7 +93,7 @@ def test_raw_delivery_gives_the_same_unit_as_the_sns_envelope() -> None:
 
 
 @pytest.mark.clause("OPR-01")
-def test_keys_are_form_decoded() -> None:
+def test_keys_are_decoded_as_form_data() -> None:
     pattern = r"data/(?P<name>x y)/(?P<date>\d{8})_(?P<time>\d\d:\d\d)=a\+b\.nc"
     hrrr = REGISTRY["hrrr"]
     start = hrrr.storage.key_grammar.start.model_copy(update={"value": "{date}{time}", "format": "%Y%m%d%H:%M"})
@@ -133,7 +133,7 @@ def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path) -> 
 
 
 @pytest.mark.clause("OPR-02")
-def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
+def test_wrong_messages_are_rejected_with_a_code_and_give_no_unit() -> None:
     for body, code in (
         ("", ParseIssue.MALFORMED_JSON),
         ("{", ParseIssue.MALFORMED_JSON),
@@ -153,7 +153,7 @@ def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
         (sns(raw(record()), MessageId=7), ParseIssue.MISSING_REQUIRED_FIELD),
         (sns(raw(record()), Message={"Records": []}), ParseIssue.MISSING_REQUIRED_FIELD),
         (sns(raw(record()), topic=GOES_TOPIC + "X"), ParseIssue.UNROUTABLE_TOPIC),
-        # A contract's topic may not announce objects of another dataset's bucket.
+        # A contract's topic must not announce objects of another dataset's bucket.
         (sns(raw(record()), topic=HRRR_TOPIC), ParseIssue.UNKNOWN_BUCKET),
         (sns(raw(record(bucket="elsewhere"))), ParseIssue.UNKNOWN_BUCKET),
         (raw(record(bucket="elsewhere")), ParseIssue.UNKNOWN_BUCKET),
@@ -181,7 +181,7 @@ def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
 
 @pytest.mark.clause("OPR-01", "OPR-02")
 def test_a_topic_announces_only_its_own_dataset() -> None:
-    # An object without a topic may be announced by raw delivery.
+    # An object without a topic can be announced by raw delivery.
     stations = record(bucket="noaa-isd-pds", key="data/2020/720538-00164-2020.gz")
     (unit,) = parse(raw(stations)).envelopes
     assert unit.dataset == "surface-obs"
@@ -345,7 +345,7 @@ def test_messages_of_a_dataset_that_is_not_followed_are_ignored() -> None:
 
 
 @pytest.mark.clause("OPR-03")
-def test_object_removed_follows_the_datasets_policy() -> None:
+def test_the_contract_decides_whether_the_event_of_a_removed_object_is_rejected() -> None:
     goes = REGISTRY["goes-abi"]
     strict = goes.model_copy(
         update={"notifications": goes.notifications.model_copy(update={"object_removed": "reject"})}
@@ -375,7 +375,7 @@ def reference_wal_id(*fields: str | None) -> str:
 
 
 @pytest.mark.clause("WAL-03")
-def test_wal_id_is_pinned() -> None:
+def test_the_wal_id_of_a_unit_is_the_same_in_every_release() -> None:
     uri = (
         "s3://noaa-goes17/ABI-L1b-RadM/2019/218/01/"
         "OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"

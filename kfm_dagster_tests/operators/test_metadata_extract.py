@@ -108,7 +108,7 @@ def test_sound_headers_become_metadata() -> None:
     assert properties["end_datetime"] == "2025-12-03T00:05:00.000000Z"
 
 
-def test_reader_sees_groups_bytes_and_sidecars() -> None:
+def test_a_reader_gets_key_groups_bytes_and_sidecars() -> None:
     arguments: list[Any] = []
 
     def reader(request: ReadRequest) -> HeaderMetadata:
@@ -130,7 +130,7 @@ def test_unit_without_sound_integrity_is_not_read() -> None:
 
 
 class Dated(BytesSource):
-    """A sidecar with a time of writing."""
+    """A sidecar with the time at which it was written."""
 
     def __init__(self, at: datetime | None) -> None:
         super().__init__(b"index")
@@ -236,7 +236,7 @@ def test_findings_take_their_severity_from_the_contract() -> None:
     assert metadata.status is CheckStatus.FAILED
 
 
-def test_a_missing_required_sidecar_is_one_issue() -> None:
+def test_a_missing_required_sidecar_gives_one_issue() -> None:
     contract = with_sidecar(required=True)
     assert codes(extract(header(sidecars=()), contract=contract)) == ["sidecar_missing"]
     reported = header(sidecars=(), findings=((MetadataIssue.SIDECAR_MISSING, "no .idx"),))
@@ -278,7 +278,7 @@ def test_impossible_footprints_are_issues() -> None:
         assert (metadata.geometry, metadata.bbox) == (None, None)
 
 
-def test_an_object_without_geometry_has_the_area_of_its_contract() -> None:
+def test_an_object_without_geometry_gets_the_area_that_its_contract_states() -> None:
     def stating(areas: dict[str, Any]) -> DatasetContract:
         rules = MetadataRules.model_validate({"reader": "grib2", "areas": areas})
         return HRRR.model_copy(update={"metadata_extract": rules})

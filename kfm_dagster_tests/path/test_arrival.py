@@ -58,7 +58,7 @@ def arrival(path: BeamPath, **options: Any) -> Arrival:
     elevation=st.floats(-0.5, 90),
     geometry=st.sampled_from(Geometry),
 )
-def test_in_a_constant_medium_the_time_is_path_length_by_speed(
+def test_in_a_constant_medium_the_time_is_the_optical_path_divided_by_the_speed_of_light(
     refractivity: float, length: float, elevation: float, geometry: Geometry
 ) -> None:
     path = beam(
@@ -93,7 +93,7 @@ def test_on_a_slant_path_the_time_equals_scipy_s_adaptive_integral(elevation: fl
 
 @pytest.mark.clause("PCS-11")
 @given(elevation=st.floats(-0.5, 90), c_ref=st.floats(1e8, 3e8), n0=st.floats(0, 450))
-def test_both_forms_give_the_same_time_and_name_themselves(elevation: float, c_ref: float, n0: float) -> None:
+def test_both_forms_give_the_same_time_and_results_name_them(elevation: float, c_ref: float, n0: float) -> None:
     path = beam(elevation, profile=Exponential(n0=n0))
     general, factored = (arrival(path, c_ref_m_s=c_ref, delta_form=form) for form in DeltaForm)
     assert (general.delta_form, factored.delta_form) == (DeltaForm.GENERAL, DeltaForm.FACTORED)
@@ -155,7 +155,7 @@ FAULTS: dict[str, tuple[BeamPath, str]] = {
     ),
     "one point": (rectangles(1), "at least 2"),
     "no point": (changed(GOOD, **dict.fromkeys(ARRAYS, np.array([]))), "at least 2"),
-    "d_ell of nothing": (changed(GOOD, d_ell=_moved(GOOD.d_ell, 0.0)), "d_ell is not a length"),
+    "d_ell of zero": (changed(GOOD, d_ell=_moved(GOOD.d_ell, 0.0)), "d_ell is not a length"),
     "d_ell backwards": (changed(GOOD, d_ell=_moved(GOOD.d_ell, -125.0)), "d_ell is not a length"),
     "d_ell not a number": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.nan)), "d_ell is not a length"),
     "d_ell infinite": (changed(GOOD, d_ell=_moved(GOOD.d_ell, math.inf)), "d_ell is not a length"),
@@ -192,7 +192,7 @@ def test_elements_inconsistent_with_their_points_are_detected(data: st.DataObjec
 @pytest.mark.parametrize(
     "window", [(400.0, 750.0), (500.0, 700.0), (500.0, 500.0), (750.0, 500.0), (-1.0, 500.0), (0.0, math.nan)]
 )
-def test_a_reference_window_without_whole_elements_is_refused(window: tuple[float, float]) -> None:
+def test_a_reference_window_that_does_not_consist_of_whole_elements_is_refused(window: tuple[float, float]) -> None:
     sound = align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_window_m=(500.0, 750.0))
     assert (sound.elements_before, sound.elements_within) == (4, 2)
     with pytest.raises(PathError, match="reference window"):
@@ -211,7 +211,7 @@ def test_an_invalid_sampling_rate_wavelength_or_speed_is_refused(value: float) -
 
 
 @pytest.mark.clause("PCS-22")
-def test_no_element_is_longer_than_light_travels_in_a_sample() -> None:
+def test_an_element_longer_than_light_travels_in_a_sample_is_refused() -> None:
     dense = changed(GOOD, n_eff=np.full(GOOD.points, 1.25))
     # Elements of 125 m: in a vacuum at most c / 125 m samples a second, and less where the index is larger.
     for path, most in ((GOOD, SPEED_OF_LIGHT_M_S / 125), (dense, SPEED_OF_LIGHT_M_S / (1.25 * 125))):
@@ -229,7 +229,7 @@ def test_no_element_is_longer_than_light_travels_in_a_sample() -> None:
 
 @pytest.mark.clause("PCS-11")
 @pytest.mark.clause("PCS-12")
-def test_results_carry_units_and_their_dimensions_close() -> None:
+def test_results_have_units_and_their_dimensions_close() -> None:
     result = arrival(beam(0.5, profile=Exponential()))
     quantities = as_array_quantities([result, result])
     assert quantities.keys() == QUANTITIES.keys()
@@ -290,8 +290,8 @@ def test_a_bent_beam_s_sensitivities_equal_those_of_smaller_steps() -> None:
 
 
 @pytest.mark.clause("PCS-11")
-def test_the_covariance_equals_that_of_seeded_draws() -> None:
-    """400,000 volumes with random inputs through the whole computation."""
+def test_the_computed_covariance_equals_that_of_seeded_draws() -> None:
+    """Draw 400,000 volumes with random inputs, and compute their arrivals."""
     draws, random = 400_000, np.random.default_rng(20240506)
     sigmas = Sigmas(n0=3.0, scale_height_m=50.0, range_m=2.0, clock_s=5e-9)
     profile = Exponential()
@@ -348,7 +348,7 @@ def test_the_covariance_equals_that_of_seeded_draws() -> None:
         (np.empty((0, 0)), "not square"),
     ],
 )
-def test_an_invalid_covariance_gives_its_fault(matrix: Floats, fault: str) -> None:
+def test_the_fault_of_an_invalid_covariance_is_named(matrix: Floats, fault: str) -> None:
     (message,) = covariance_faults(matrix)
     assert fault in message
 

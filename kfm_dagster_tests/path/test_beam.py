@@ -62,7 +62,7 @@ ELEVATIONS = (-0.2, 0.0, 0.483, 1.318, 5.098, 19.5, 45.0, 90.0)
         (90_000.0, 186.87, 1.8359e-3),
     ],
 )
-def test_the_reference_atmosphere_equals_the_standard_one(
+def test_the_reference_atmosphere_equals_the_us_standard_atmosphere(
     height_m: float, temperature_k: float, pressure_hpa: float
 ) -> None:
     temperature, pressure, _ = reference_state(np.array([height_m]))
@@ -70,8 +70,8 @@ def test_the_reference_atmosphere_equals_the_standard_one(
     assert pressure[0] == pytest.approx(pressure_hpa, rel=2e-4, abs=0)
 
 
-def test_refractivity_equals_that_of_the_recommendation() -> None:
-    # P.453-7's single-term form N = 77.6 / T (P + 4810 e / T) is within 0.02 % of it (P.453-14, Annex 1, section 1).
+def test_refractivity_equals_that_of_the_recommendation_itu_r_p_453() -> None:
+    # The single-term form of P.453-7, N = 77.6 / T (P + 4810 e / T), is within 0.02 % of P.453-14, Annex 1, section 1.
     for temperature, vapour in ((223.15, 0.03), (288.15, 9.97), (313.15, 30.0)):
         computed = refractivity(pressure_hpa=1013.25, temperature_k=temperature, vapour_pressure_hpa=vapour)
         assert computed == pytest.approx(77.6 / temperature * (1013.25 + 4810 * vapour / temperature), rel=2e-4, abs=0)
@@ -86,13 +86,13 @@ def test_a_gradient_equals_its_profile_s_slope(height: float, profile: Profile) 
     around = np.array([height - step, height, height + step])
     n, slope = profile(around), profile.gradient(around)
     assert n.min() >= 1
-    # At a boundary of layers, between the slopes on both sides.
+    # At a boundary of layers, the difference quotient is between the slopes on both sides.
     low, high = slope.min() - 1e-15, slope.max() + 1e-15
     if abs(height - 100_000) > 2 * step and abs(height - 86_000) > 2 * step:
         assert low - abs(low) * 1e-3 <= (n[2] - n[0]) / (2 * step) <= high + abs(high) * 1e-3
 
 
-# --- the rule
+# --- the quadrature rule
 
 
 @given(length=st.floats(1_000, 500_000), split=st.floats(0.01, 0.99), degree=st.integers(0, 14))
@@ -146,7 +146,7 @@ def test_a_traced_ray_obeys_bouguer_s_law(elevation: float, antenna: float) -> N
 
 
 @pytest.mark.parametrize("elevation", ELEVATIONS)
-def test_the_effective_earth_is_a_straight_line_over_a_larger_sphere(elevation: float) -> None:
+def test_with_an_effective_earth_the_beam_is_a_straight_line_over_a_larger_sphere(elevation: float) -> None:
     path = beam(elevation, geometry=Geometry.EFFECTIVE_EARTH)
     radius, angle = EFFECTIVE_EARTH_FACTOR * EARTH_RADIUS_M, math.radians(elevation)
     x, y = path.ell * math.cos(angle), radius + path.ell * math.sin(angle)
@@ -198,7 +198,7 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
         ({"nexrad:elevations": [0.483, 0.483, 0.879, 19.512], "nexrad:vcp": 212}, (0.483, 0.879, 19.512)),
         ({"nexrad:elevations": [1.8, 0.5, -0.2]}, (-0.2, 0.5, 1.8)),
         ({"nexrad:elevations": [], "nexrad:vcp": 32}, (0.5, 1.5, 2.5, 3.5, 4.5)),
-        # Recorded cuts take precedence over the pattern; a volume may have fewer of them.
+        # Recorded cuts take precedence over the pattern; a volume can have fewer cuts than its pattern.
         ({"nexrad:elevations": [0.5], "nexrad:pattern-elevations": [0.5, 1.5]}, (0.5,)),
         ({"nexrad:pattern-elevations": [0.5, 1.5], "nexrad:vcp": 212}, (0.5, 1.5)),
         ({"nexrad:vcp": 221}, PATTERNS[21]),
@@ -213,7 +213,7 @@ def test_elevations_come_from_the_volume_or_its_pattern(
     assert elevations_of(properties) == expected
 
 
-def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() -> None:
+def test_a_volume_without_a_frequency_has_the_middle_of_the_band_with_its_width_as_uncertainty() -> None:
     stated = facts_of({"nexrad:site": "KICT", "nexrad:height-m": 427, "nexrad:vcp": 12, "nexrad:frequency-mhz": 2890})
     assert stated == FACTS
     assert stated.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.89e9)
@@ -246,7 +246,7 @@ def test_every_elevation_has_its_arrival_with_a_positive_definite_covariance() -
 
 
 @pytest.mark.clause("PCS-11")
-def test_every_real_volume_from_1991_on_gives_its_beams(shared_data: Path, reference: dict[str, Any]) -> None:
+def test_the_beams_of_every_real_volume_since_1991_are_computed(shared_data: Path, reference: dict[str, Any]) -> None:
     arrivals: dict[str, PathArrival] = {}
     for real in real_objects(shared_data, reference, "nexrad-l2"):
         if real.contract is not None:
@@ -260,7 +260,7 @@ def test_every_real_volume_from_1991_on_gives_its_beams(shared_data: Path, refer
     assert arrivals["KDMX20250101"].facts.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.72e9)
 
 
-def test_each_option_changes_its_value() -> None:
+def test_each_option_changes_the_result() -> None:
     options = PathOptions(range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH, delta_form=DeltaForm.FACTORED)
     result = path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=options)
     assert {(a.geometry, a.delta_form, a.extent_m) for a in result.arrivals} == {

@@ -1,4 +1,4 @@
-"""The clock's state by the kernel and by a server's Date, and its stability."""
+"""The state of the clock by the kernel and by a server's Date, and the stability of the clock."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def offset_of(date: str | None, *, sent_at: datetime = NOW, received_at: datetim
 
 @pytest.mark.clause("PCS-17")
 @given(moments, delays, delays, st.floats(-1e5, 1e5))
-def test_an_answer_s_uncertainty_is_half_a_second_and_half_the_round_trip(
+def test_the_uncertainty_of_an_answer_is_half_a_second_plus_half_the_round_trip(
     true: datetime, outward: timedelta, homeward: timedelta, offset: float
 ) -> None:
     sent, received = (true - timedelta(seconds=offset) + way for way in (-outward, homeward))
@@ -66,7 +66,7 @@ def test_an_answer_s_uncertainty_is_half_a_second_and_half_the_round_trip(
     assert uncertainty == pytest.approx(0.5 + (received - sent).total_seconds() / 2)
 
 
-def test_every_form_of_an_http_date_is_read_as_utc_and_a_wrong_one_refused() -> None:
+def test_every_form_of_an_http_date_is_read_as_utc_and_a_wrong_date_is_refused() -> None:
     for date in ["Wed, 03 Dec 2025 12:00:00 GMT", "Wednesday, 03-Dec-25 12:00:00 GMT", "Wed Dec  3 12:00:00 2025"]:
         assert offset_of(date) == (0.5, 0.5)
     for wrong in (None, "", "soon", "Wed, 03 Dec 2025 25:00:00 GMT", "Wed, 03 Dec 99999 12:00:00 GMT"):
@@ -75,7 +75,7 @@ def test_every_form_of_an_http_date_is_read_as_utc_and_a_wrong_one_refused() -> 
 
 
 @given(st.text())
-def test_any_text_of_a_server_is_a_date_or_a_value_error(text: str) -> None:
+def test_any_text_of_a_server_gives_an_offset_or_a_value_error(text: str) -> None:
     with suppress(ValueError):
         offset_of(text)
 
@@ -89,7 +89,7 @@ def test_an_answer_before_its_request_is_refused(seconds: float) -> None:
 
 
 SYNCED, UNSYNCED, NANO = 0x0001, 0x0041, 0x2001
-"""STA_PLL; with STA_UNSYNC; with STA_NANO."""
+"""The status STA_PLL alone, with STA_UNSYNC, and with STA_NANO."""
 
 
 @pytest.mark.clause("PCS-10")
@@ -185,7 +185,7 @@ def test_a_correct_clock_is_calibrated_by_one_refused_request(date_server: WebSe
         {"Date": "soon"},
         {"Date": "Wed, 03 Dec 2025 12:00:00 GMT", "Age": "3600"},
     ],
-    ids=["no Date", "no date", "from a cache"],
+    ids=["without Date", "not a date", "from a cache"],
 )
 def test_an_answer_without_a_usable_date_is_ignored(headers: dict[str, str], date_server: WebServer) -> None:
     date_server.answers = lambda _: WebAnswer(headers=headers)
@@ -193,7 +193,7 @@ def test_an_answer_without_a_usable_date_is_ignored(headers: dict[str, str], dat
     assert [measured.source for measured in measure(WIDE, clock=utc_now, endpoint=date_server.url(""))] == ["kernel"]
 
 
-def test_a_redirect_s_date_is_used_and_the_redirect_not_followed(date_server: WebServer) -> None:
+def test_the_date_of_a_redirect_is_used_and_the_redirect_is_not_followed(date_server: WebServer) -> None:
     date_server.answers = lambda _: dated(REQUESTED_AT, 307, Location=date_server.url("elsewhere"))
     assert holds(ask_date(date_server.url(""), clock=lambda: REQUESTED_AT), 0.0)
     assert len(date_server.requests) == 1
@@ -233,7 +233,7 @@ def test_there_are_at_most_five_requests_if_no_answer_decides(date_server: WebSe
     assert len(date_server.requests) == 5
 
 
-# Pause since the first decision, and the requests of both decisions.
+# Seconds since the first decision, and the number of requests of both decisions.
 PAUSES = {0.0: 1, 59.9: 1, 60.0: 2, -0.1: 2}
 
 
@@ -280,7 +280,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "a server alone": ([NONE, server(0.2)], LOCKED, "date:s3 gives an offset of 0.200"),
     "an unsynchronised kernel, and a server": ([UNSYNCHRONISED, server(-0.3)], LOCKED, "date:s3"),
     "both: the more certain decides": ([SYNCHRONISED, server(0.2)], LOCKED, "kernel"),
-    "exactly the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
+    "exactly at the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
     "the last calibration is tau old": ([server(0.2, hours=-24), UNSYNCHRONISED], LOCKED, "date:s3"),
     "a calibration after the start": ([server(0.2, hours=24)], LOCKED, "date:s3"),
     "just too uncertain to prove the clock wrong": ([server(1.5, 0.5)], UNKNOWN, "too uncertain for 1 s"),
@@ -292,7 +292,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
         UNLOCKED,
         "86403.6 s from the start",
     ),
-    "the nearer of two": (
+    "the nearer of two calibrations": (
         [server(0.2, hours=-30), server(0.2, hours=26), UNSYNCHRONISED],
         UNLOCKED,
         "93600 s from the start",
@@ -306,10 +306,10 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel gives"),
     "too uncertain": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too uncertain"),
     "perhaps beyond the limit": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too uncertain"),
-    "the less uncertain of two": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
+    "the less uncertain of two readings": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
     "a kernel with a wide bound": ([kernel(LOCKED, 0.0, 1.1)], UNKNOWN, "too uncertain for 1 s"),
-    "set wrong since": ([server(0.2, hours=-2), server(5)], UNLOCKED, "offset of 5.000"),
-    "set right since": ([server(5, hours=-2), server(0.2)], LOCKED, "offset of 0.200"),
+    "set wrong after a calibration": ([server(0.2, hours=-2), server(5)], UNLOCKED, "offset of 5.000"),
+    "set right after a wrong reading": ([server(5, hours=-2), server(0.2)], LOCKED, "offset of 0.200"),
     "set right by another server": ([server(5, hours=-2, host="sqs"), server(0.2)], LOCKED, "date:s3"),
     "set back from the future": ([server(-7200, hours=2), server(0.2)], LOCKED, "offset of 0.200"),
     "an uncertain reading does not decide": ([server(0.2, hours=-2), server(0.6)], LOCKED, "offset of 0.200"),
@@ -319,7 +319,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
 
 
 @pytest.mark.clause("PCS-10")
-def test_the_rule_of_the_clock() -> None:
+def test_the_state_of_the_clock_follows_from_its_readings() -> None:
     for readings, state, reason in CASES.values():
         decision = decide(readings, RULE, ts_start=START)
         assert (decision.state, decision.locked) == (state, state is LOCKED)
@@ -419,7 +419,7 @@ def test_fewer_than_three_readings_about_tau_apart_have_no_sigma_y() -> None:
 
 @pytest.mark.clause("PCS-17")
 def test_each_source_has_its_own_error_and_stability() -> None:
-    # By the server the clock's frequency changes by 1e-6 every hour; by the kernel it does not change.
+    # For the server, the clock's frequency changes by 1e-6 every hour; for the kernel, the frequency is constant.
     drift = 1e-6 / 3600
     readings = [
         measured

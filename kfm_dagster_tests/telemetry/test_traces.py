@@ -49,7 +49,7 @@ def run(process: str, home: Path, **environment: str) -> str:
 
 
 def traces(home: Path, **environment: str) -> list[Attempt]:
-    """Return both processes' exported attempts by start; each logged error names its trace."""
+    """Return the attempts that both processes export, by start; check that each logged error names its trace."""
     (home / "home").mkdir()
     migrated_sqlite(home / "home" / "kfm.db")
     by_trace: dict[str, dict[str, list[ReceivedSpan]]] = defaultdict(lambda: defaultdict(list))
@@ -151,7 +151,7 @@ def test_spans_have_the_ids_of_item_and_lineage_and_no_uri(attempts: list[Attemp
 
 
 @pytest.mark.clause("TEL-02")
-def test_an_attempt_is_sampled_whole_or_not_at_all(attempts: list[Attempt], tmp_path: Path) -> None:
+def test_an_attempt_is_sampled_with_all_its_spans_or_not_at_all(attempts: list[Attempt], tmp_path: Path) -> None:
     sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}
     sampled = traces(tmp_path, **sampler)
 
@@ -199,7 +199,7 @@ def test_a_missing_exporter_is_logged_and_not_an_error(
 
 
 @pytest.mark.clause("TEL-02")
-def test_without_a_collector_the_work_is_unchanged() -> None:
+def test_without_a_collector_an_operator_is_not_wrapped() -> None:
     assert not is_tracing()
 
     def work(unit: object) -> object:
