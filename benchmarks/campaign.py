@@ -139,7 +139,7 @@ def run_campaign(
 
 @dataclass
 class _Watch:
-    """Checks the balance until every unit is terminal and every message is deleted."""
+    """Checks the balance until every unit is terminal, every message deleted and all lineage published."""
 
     pipeline: Pipeline
     units: int
@@ -150,6 +150,8 @@ class _Watch:
         try:
             balance = self.pipeline.deliveries.conservation()
             depth = self.pipeline.queue.depth()
+            # Lineage whose publisher was killed waits for the end of the publisher's lease, two minutes.
+            staged = self.pipeline.lineage.undelivered().files.batches
         except Exception:
             # A strike has stopped the database.
             return self._in_time()
@@ -157,7 +159,7 @@ class _Watch:
         if (balance.residual_units, balance.residual_messages) != (0, 0):
             raise CampaignError("the balance does not hold", observed=balance)
         terminal = balance.units[Status.SUCCEEDED] + balance.units[Status.QUARANTINED]
-        if terminal == self.units and not (depth.visible or depth.in_flight or depth.delayed):
+        if terminal == self.units and not (staged or depth.visible or depth.in_flight or depth.delayed):
             return True
         return self._in_time()
 
