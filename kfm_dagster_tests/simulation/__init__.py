@@ -1,1 +1,1 @@
-"""A deterministic simulation of a deployment: real code in a world from a seed."""
+"""A deterministic simulation of a deployment: the product's code in a world that a seed determines."""

@@ -1,8 +1,8 @@
 """The actors of a deployment: the two sensors, the runs, and the people.
 
 They call the product: `ingest.intake`, `ingest.maintenance`, the chain of `ingest.nodes` under the run
-contract, `ingest.chain`, `governance`, `Pipeline.acknowledge`, `recovery`. Of Dagster, this simulates
-starting runs, passing a batch from step to step, retrying a step. Does not belong here: faults
+contract, `ingest.chain`, `governance`, `Pipeline.acknowledge`, `recovery`. What Dagster does is simulated
+here: starting runs, passing a batch from step to step, retrying a step. Does not belong here: faults
 (`faults.py`, `scheduling.py`).
 """
 
@@ -146,7 +146,7 @@ class Execution:
         return MessageParse(**parts, source=self.order.source, limit=UNITS_PER_RUN)
 
     def _received(self, batch: StageBatch | None) -> StageBatch | None:
-        """Pass a batch on in memory, or as another process of the run reads it. Raises KfmError."""
+        """Pass on a batch in memory, or load it as another process of the run would. Raises KfmError."""
         if batch is None or self.world.chance(0.7):
             return batch
         loaded = self.pipeline.stages.port.load_output(batch.state.dataset_id, self.run_id)
@@ -156,7 +156,7 @@ class Execution:
         return loaded
 
     def _believe(self, batch: StageBatch) -> None:
-        """Record the run as the holder of a batch, unless the batch names another holder."""
+        """Record that the process now believes to hold a batch's units, unless an earlier run's output is reused."""
         if batch.skipped is not None:
             self.world.scheduler.happened[batch.skipped.value] += 1
         if not batch.reused:
@@ -168,7 +168,7 @@ class Execution:
 
 
 def person(world: World, actor: Actor) -> None:
-    """Make decisions from time to time; once faults have ended, repeat once, then finish."""
+    """Make decisions from time to time; once faults have ended, repeat one unit, then finish."""
     pipeline = world.pipeline(actor)
     rng = world.scheduler.rng
     habits = rng.sample(DECISIONS, k=rng.randint(1, 5))
@@ -218,7 +218,7 @@ def _drain(world: World, pipeline: Pipeline) -> None:
 
 
 def _backfill(world: World, pipeline: Pipeline) -> None:
-    """Record the objects of the buckets, as a listing returns them."""
+    """Record the current objects of the buckets, with the values that a listing returns."""
     held = {stored.etag for stored in world.buckets.objects.values()}
     units = [version.unit for version in world.feed.versions.values() if version.unit.object_version in held]
     listed = [replace(unit, sequencer=None, raw=RawReference()) for unit in units]

@@ -55,7 +55,8 @@ def explore(
 ) -> Exploration:
     """Simulate `seeds` seeds, also after violations.
 
-    Continue until `least_steps` are done and, up to ten times as many, until all events of `meeting` happened.
+    Continue until `least_steps` steps are done and all events of `meeting` have happened. For these events, at most ten
+    times as many seeds are simulated.
     """
     exploration = Exploration()
     begun = time.monotonic()
@@ -77,7 +78,7 @@ def explore(
 
 
 _simulations: list[Simulation] = []
-"""One per process, because a migration costs more than a seed."""
+"""One simulation per process, because the migration of its database costs more time than a seed."""
 
 
 def _prepare() -> None:

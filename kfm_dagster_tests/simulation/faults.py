@@ -1,7 +1,7 @@
 """The faults of a seed and their probabilities. Does not belong here: causing the faults.
 
 Each seed draws its faults and their probabilities (swarm testing, as in TigerBeetle's VOPR): a fault that is
-always present hides errors that need its absence, and rare faults occur often enough where few others do.
+always present hides errors that need its absence, and rare faults occur often enough in seeds with few other faults.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ USUAL: Mapping[Fault, float] = {
     Fault.UNSOUND: 0.08,
     Fault.POISONOUS: 0.03,
 }
-"""The usual probability of each fault per occasion, in a seed that has it."""
+"""The usual probability of each fault per occasion, in a seed that has this fault."""
 PRESENT = 0.7
 """The share of seeds that have a given fault."""
 SPREAD = 4.0

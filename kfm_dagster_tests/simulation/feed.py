@@ -29,7 +29,7 @@ GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
 NEXRAD_TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"
 GOES_PROJECTION = pyproj.CRS("+proj=geos +h=35786023 +lon_0=-75 +sweep=x +ellps=GRS80").to_wkt()
 LATENESS = 400.0
-"""The possible delays of a message or an object in seconds."""
+"""The longest delay of a message or an object, in seconds."""
 BIRTHS = 6
 """The maximum number of objects of a feed, without overwritten ones."""
 
@@ -48,7 +48,7 @@ class Version:
     sample: Envelope
     """The object's content."""
     sound: bool
-    """Whether it may become an Item."""
+    """Whether the content is valid, so that the version can become an Item."""
 
 
 class Feed:
@@ -65,7 +65,7 @@ class Feed:
         self._numbers: dict[str, int] = {}
 
     def live(self, _actor: Actor) -> None:
-        """Write and announce until enough has been written."""
+        """Write, overwrite, lose and announce objects, between two and BIRTHS times."""
         scheduler, rng = self._scheduler, self._scheduler.rng
         for _ in range(rng.randint(2, BIRTHS)):
             self._happen(rng.random())
@@ -147,7 +147,7 @@ class Feed:
             sound=not wrong,
         )
         self.versions[unit.wal_id] = version
-        if rng.random() < 0.9:  # only a backfill finds the others
+        if rng.random() < 0.9:  # only a backfill finds the objects that are not announced
             self._announce(version)
 
     def _wrong(self, sample: Envelope) -> dict[str, object]:

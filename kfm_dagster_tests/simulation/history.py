@@ -1,7 +1,7 @@
 """The history of one seed, from the first message until every unit has ended.
 
-A number of steps has faults; then the faults end, and the world continues until nothing is pending. A violation
-ends the history, with its last steps. Does not belong here: many seeds (`__main__.py`).
+The first steps have faults; then the faults end, and the world continues until nothing is pending. A violation ends
+the history, and its outcome has the last steps. Does not belong here: many seeds (`exploring.py`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Outcome:
 class Simulation:
     """Simulates seeds one after the other, each in a clone of one database.
 
-    `faults` have these probabilities in every seed; each seed draws the others. A world that never ends is stopped
-    after `calm_steps`.
+    `faults` have these probabilities in every seed; each seed draws the probabilities of the other faults. A world that
+    never ends is stopped after `calm_steps` steps without faults.
     """
 
     def __init__(
@@ -149,6 +149,6 @@ def _reached(failpoint: Failpoint, scheduler: Scheduler, account: Account) -> No
         actor.in_transaction = False
         scheduler.holder = None
     if actor.in_transaction:
-        scheduler.statement()  # no other actor could change anything that it sees
+        scheduler.statement()  # no other actor could change anything that this actor sees
     else:
         scheduler.pause(failpoint.value)

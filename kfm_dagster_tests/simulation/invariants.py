@@ -1,4 +1,4 @@
-"""The invariants: the product must agree with an account of the world kept without it.
+"""The invariants: the product must agree with an account of the world that is kept without the product.
 
 After every commit the account reads the database directly; it knows the written objects from the feed, and the
 acting process from the scheduler. Each invariant is a method of `Account` and names its violation. Does not
@@ -75,7 +75,7 @@ class Change(NamedTuple):
     attempts: int
 
 
-class Standing(NamedTuple):
+class RecordState(NamedTuple):
     """The current state of a record."""
 
     wal_id: str
@@ -123,7 +123,7 @@ class Account:
     _items: Mapping[str, Shown] = field(default_factory=dict)
     _in_flight: dict[str, set[Message]] = field(default_factory=lambda: defaultdict(set))
     _seen_changes: int = 0
-    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _seen_lineage: set[tuple[str, str, str]] = field(default_factory=set)
     _seen_governance: int = 0
     _seen_rollback: int = 0
     _total_changes: int = -1
@@ -178,7 +178,7 @@ class Account:
     def check_all(self) -> None:
         """Run the checks that are too slow for every commit."""
         self.histories_rebuild_the_records()
-        self.repetitions_give_the_same()
+        self.repetitions_give_equal_results()
 
     def finished(self) -> None:
         """Run the final checks, once the faults are over and every unit had time to end."""
@@ -191,9 +191,9 @@ class Account:
     def transitions_are_legal(self, change: Change) -> None:
         """WSM-02: only transitions of the state machine, each from the unit's status."""
         unit = self.units.get(change.wal_id)
-        stood = None if unit is None else unit.status
-        if (change.from_status, change.to_status) not in LEGAL | OVERRIDES or change.from_status != stood:
-            raise ViolationError("transitions_are_legal", f"{change}, stood {stood}")
+        status = None if unit is None else unit.status
+        if (change.from_status, change.to_status) not in LEGAL | OVERRIDES or change.from_status != status:
+            raise ViolationError("transitions_are_legal", f"{change}, the status was {status}")
 
     def overrides_are_decided(self, change: Change, governed: set[tuple[str, int]]) -> None:
         """WSM-16: every transition out of a terminal state has a row in the governance log."""
@@ -204,7 +204,7 @@ class Account:
         """WAL-09: only a claim adds an attempt."""
         before = self.units[change.wal_id].attempts if change.wal_id in self.units else 0
         if change.attempts != before + (change.to_status == "in_progress"):
-            raise ViolationError("attempts_count_claims", f"{change}, had {before}")
+            raise ViolationError("attempts_count_claims", f"{change}, attempts before: {before}")
 
     def attempts_are_bounded(self, change: Change, dataset: str) -> None:
         """WAL-10: a unit is readmitted only while its contract has attempts left, or by an override.
@@ -232,10 +232,12 @@ class Account:
         if (change.from_status, change.to_status) in arrows:
             raise ViolationError("superseded_units_stay_out", str(change))
 
-    def switched_off_is_left_alone(self, action: str, dataset: str) -> None:
+    def switched_off_datasets_stay_unchanged(self, action: str, dataset: str) -> None:
         """WAL-10: a dataset that is switched off has no claim, readmission or effect."""
         if self.off & {dataset, "*"}:
-            raise ViolationError("switched_off_is_left_alone", f"{action} of {dataset} while {self.off} is off")
+            raise ViolationError(
+                "switched_off_datasets_stay_unchanged", f"{action} of {dataset} while {self.off} is off"
+            )
 
     def only_the_holder_settles(self, change: Change, actor: Actor) -> None:
         """BEY-02: an attempt is ended only by its worker, its run's rollback, or a recovery."""
@@ -250,14 +252,14 @@ class Account:
     def claims_are_taken_only_when_lost(self, change: Change, actor: Actor, dataset: str) -> None:
         """WSM-11: a claim is revoked only if its run was given up or its lease has expired."""
         if change.reason == "worker_lost" and change.run_id not in actor.named_dead:
-            raise ViolationError("claims_are_taken_only_when_lost", f"{change}: nobody named the run")
+            raise ViolationError("claims_are_taken_only_when_lost", f"{change}: no recovery named the run")
         if change.reason == "lease_expired":
             lease = self._leases.get((change.run_id or "", dataset), "")
             if lease >= change.at:
                 raise ViolationError("claims_are_taken_only_when_lost", f"{change}: its lease lasts until {lease}")
 
-    def history_matches_the_records(self, records: Iterable[Standing]) -> None:
-        """WSM-17: each history gives its record; no record lacks a history, and none is missing."""
+    def history_matches_the_records(self, records: Iterable[RecordState]) -> None:
+        """WSM-17: each history gives its record; no record lacks a history, and no history lacks a record."""
         count = 0
         for record in records:
             count += 1
@@ -268,21 +270,21 @@ class Account:
         if count != len(self.units):
             raise ViolationError("history_matches_the_records", f"{len(self.units)} units, {count} records")
 
-    def older_versions_are_superseded(self, records: dict[str, Standing]) -> None:
+    def older_versions_are_superseded(self, records: dict[str, RecordState]) -> None:
         """BEY-01: all versions of an object in the ledger but the newest are marked superseded."""
         for wal_id, unit in self.units.items():
             newer = [other for other in self.world.feed.newer(wal_id) if other in records]
             if newer and not unit.superseded:
-                raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
+                raise ViolationError("older_versions_are_superseded", f"{wal_id} is not superseded by {newer}")
 
-    def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
+    def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, RecordState]) -> None:
         """BEY-02, BEY-01: an Item is written under a claim; only a permitted undo reverts it."""
         items = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id, content_sha256 FROM catalog_items")
         shown = {item_id: Shown(*row) for item_id, *row in items}
         for item_id in sorted(self._items.keys() | shown.keys()):
             before, now = self._items.get(item_id), shown.get(item_id)
             if before is not None and (now is None or now.revision < before.revision):
-                self._may_be_taken_back(item_id, before, actor, records)
+                self._check_undo(item_id, before, actor, records)
             elif now is not None and now != before:
                 self._written_by_holder("catalog", now.wal_id, actor, records)
                 order = self.world.feed.versions[now.wal_id].order
@@ -294,21 +296,21 @@ class Account:
             if registered is None or self.world.feed.versions[registered.wal_id].order < newest:
                 raise ViolationError("items_are_the_newest_version", f"{item_id} is {registered}, success {newest}")
 
-    def lineage_is_recorded_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02: lineage is recorded under a current claim; a success has both paths."""
+    def lineage_is_recorded_by_holders(self, actor: Actor, records: dict[str, RecordState]) -> None:
+        """BEY-02: lineage is recorded under a current claim; a succeeded unit has both paths."""
         recorded = set(rows(self._raw, "SELECT wal_id, path, revision FROM lineage_emissions"))
-        for wal_id, _, _ in recorded - self._told:
+        for wal_id, _, _ in recorded - self._seen_lineage:
             self._written_by_holder("lineage", wal_id, actor, records)
-        self._told = recorded
+        self._seen_lineage = recorded
         paths = {(wal_id, path) for wal_id, path, _ in recorded}
         for record in records.values():
             if record.status == "succeeded" and not {(record.wal_id, "openlineage"), (record.wal_id, "prov")} <= paths:
                 raise ViolationError("successes_have_lineage", f"{record}")
 
     def run_state_has_the_output_of_its_stage(self) -> None:
-        """PCS-04: run-state has the output of a successful attempt if a stage's newest succeeded.
+        """PCS-04: if a stage's newest attempt succeeded, run-state has the output of a successful attempt.
 
-        If several worked on the same inputs, it is the first's: a success is not overwritten.
+        If several attempts had the same inputs, it is the output of the first: a success is not overwritten.
         """
         differing = rows(
             self._raw,
@@ -382,7 +384,7 @@ class Account:
             raise ViolationError("nothing_is_lost", f"{gone} are on no queue")
 
     def nothing_sound_is_refused(self) -> None:
-        """SEC-05: the database refuses no message of the feed, since all of these are valid."""
+        """SEC-05: the database refuses no message of the feed, because all of them are valid."""
         refused = rows(
             self._raw, "SELECT message_id, detail FROM rejected_messages WHERE reason_code = 'database_refused'"
         )
@@ -395,10 +397,10 @@ class Account:
             if replay_history(own_tx(self._queries).history(wal_id)) != own_tx(self._queries).get(wal_id):
                 raise ViolationError("histories_rebuild_the_records", wal_id)
 
-    def repetitions_give_the_same(self) -> None:
+    def repetitions_give_equal_results(self) -> None:
         """WAL-11: the same object always gives the same Item and the same lineage."""
         if differing := own_tx(self._queries).mismatch_counts():
-            raise ViolationError("repetitions_give_the_same", str(differing))
+            raise ViolationError("repetitions_give_equal_results", str(differing))
 
     def every_unit_ends(self) -> None:
         """Liveness: after the faults, every unit is terminal and the primary queue is empty."""
@@ -409,7 +411,7 @@ class Account:
     # Bookkeeping.
 
     def unfinished(self) -> list[str]:
-        """Return a line for each pending thing."""
+        """Return a line for each unit, message and lineage batch that is not finished."""
         units = [f"{wal_id} is {unit.status}" for wal_id, unit in self.units.items() if unit.status not in TERMINAL]
         pending = [
             f"{message.message_id} is on {name}"
@@ -423,7 +425,7 @@ class Account:
         return units + pending + unread
 
     def _check_change(
-        self, change: Change, actor: Actor, records: dict[str, Standing], governed: set[tuple[str, int]]
+        self, change: Change, actor: Actor, records: dict[str, RecordState], governed: set[tuple[str, int]]
     ) -> None:
         dataset = records[change.wal_id].dataset
         self.transitions_are_legal(change)
@@ -434,17 +436,17 @@ class Account:
         self.only_the_holder_settles(change, actor)
         self.claims_are_taken_only_when_lost(change, actor, dataset)
         if change.to_status == "in_progress" or (change.from_status, change.to_status) == ("failed", "pending"):
-            self.switched_off_is_left_alone(change.reason, dataset)
+            self.switched_off_datasets_stay_unchanged(change.reason, dataset)
 
-    def _written_by_holder(self, action: str, wal_id: str, actor: Actor, records: dict[str, Standing]) -> None:
+    def _written_by_holder(self, action: str, wal_id: str, actor: Actor, records: dict[str, RecordState]) -> None:
         record = records[wal_id]
         holds = record.status == "in_progress" and record.run_id == actor.run_id
         if not holds or actor.attempts.get(wal_id) != record.attempts:
             raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {action} of {record}")
-        self.switched_off_is_left_alone(action, record.dataset)
+        self.switched_off_datasets_stay_unchanged(action, record.dataset)
 
-    def _may_be_taken_back(self, item_id: str, before: Shown, actor: Actor, records: dict[str, Standing]) -> None:
-        """Check an undo: a run may undo its own Items, and any actor those of an abandoned attempt."""
+    def _check_undo(self, item_id: str, before: Shown, actor: Actor, records: dict[str, RecordState]) -> None:
+        """Check an undo: a run can undo its own Items, and any actor can undo the Items of an abandoned attempt."""
         sql = "SELECT run_id FROM catalog_promotions WHERE promotion_id = ?"
         if rows(self._raw, sql, before.promotion_id) == [(actor.run_id,)]:
             return
@@ -478,20 +480,22 @@ class Account:
             self._newest_success[version.item_id] = max(newest, version.order)
 
     def _note_leases(self, actor: Actor) -> None:
-        """Record when each lease ends by its holder's clock; only its holder may extend it."""
+        """Record the end of each lease; only the holder may extend a lease, by the holder's clock."""
         ends = rfc3339(self.world.scheduler.now + actor.skew + timedelta(seconds=LEASE_SECONDS))
         leases = rows(self._raw, "SELECT ingest_run_id, dataset, expires_at FROM nodd_wal_leases")
         for run_id, dataset, expires_at in leases:
             if self._leases.get((run_id, dataset)) != expires_at:
                 if actor.run_id != run_id or expires_at > ends:
-                    raise ViolationError("leases_are_their_holders", f"{actor.name} gave {run_id} until {expires_at}")
+                    raise ViolationError(
+                        "leases_are_extended_by_their_holders", f"{actor.name} gave {run_id} until {expires_at}"
+                    )
                 self._leases[run_id, dataset] = expires_at
 
     def _note_switches(self) -> None:
         switches = rows(self._raw, "SELECT dataset FROM kill_switches WHERE released_at IS NULL")
         self.off = {dataset for (dataset,) in switches}
 
-    def _note_supersessions(self, records: dict[str, Standing]) -> None:
+    def _note_supersessions(self, records: dict[str, RecordState]) -> None:
         for (wal_id,) in rows(self._raw, "SELECT older_wal_id FROM nodd_wal_supersessions"):
             self.units[wal_id].superseded = True
         self.older_versions_are_superseded(records)
@@ -508,11 +512,11 @@ class Account:
             self._seen_changes = changes[-1].place
         return changes
 
-    def _records(self) -> dict[str, Standing]:
+    def _records(self) -> dict[str, RecordState]:
         records = rows(
             self._raw, "SELECT wal_id, status, version, attempts, ingest_run_id, dataset FROM nodd_wal_records"
         )
-        return {row[0]: Standing(*row) for row in records}
+        return {row[0]: RecordState(*row) for row in records}
 
     def _governed(self) -> set[tuple[str, int]]:
         decisions = rows(

@@ -24,7 +24,7 @@ from kfm_dagster_tests.simulation.scheduling import LOCK, Scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class RewrittenTrigger:
-    """A trigger with `old` replaced by `new`, or a removed one."""
+    """A trigger in which `new` replaces `old`; if `old` is None, the trigger is removed."""
 
     name: str
     old: str | None = None
@@ -41,7 +41,7 @@ class RewrittenTrigger:
 
 
 class Template:
-    """A migrated template database, and the single connection that it is cloned into."""
+    """A migrated template database, and the single connection into which it is cloned."""
 
     def __init__(self, *, triggers: Sequence[RewrittenTrigger] = ()) -> None:
         self.raw: sqlite3.Connection = _connect()
@@ -91,7 +91,7 @@ class SimulatedDatabase(Database):
     def snapshot(self) -> Iterator[Transaction]:
         actor = self._scheduler.current
         if actor is not None and actor.in_transaction and self._open is not None:
-            # In SQLite a reader has its own connection beside a writer; here it uses the writer's.
+            # In SQLite a reader has its own connection beside a writer; here it uses the writer's connection.
             yield Transaction(self._open.connection)
             return
         with self._alone(), super().snapshot() as tx:

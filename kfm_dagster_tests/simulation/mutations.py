@@ -1,8 +1,8 @@
-"""Mutations: each breaks one rule of the product, and one invariant must detect it.
+"""Mutations: each breaks one rule of the product, and the named invariant must detect this.
 
 An invariant that no mutation violates proves nothing. Each mutation removes one guard (a condition of a statement,
 a trigger, a call); where the database has a second guard, both are removed, with a comment. Does not belong here:
-searching the seed that detects it (`test_simulation.py`).
+searching the seed that detects a mutation (`test_simulation.py`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Breakage = Callable[[ExitStack], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """A breakage. `invariant` detects it first; `under` has the faults that it needs.
+    """One rule that is broken. `invariant` detects this first; `under` has the faults that the detection needs.
 
-    `first` is the first seed to try, for a breakage that few seeds detect.
+    `first` is the first seed to try, for a mutation that few seeds detect.
     """
 
     name: str
@@ -93,11 +93,11 @@ def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any)
     return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
 
 
-def _fence_without(unasked: FenceIssue) -> Callable[[Leases, str], Fence]:
+def _fence_without(ignored: FenceIssue) -> Callable[[Leases, str], Fence]:
     def broken(self: Leases, run_id: str) -> Fence:
         fence = _FENCE(self, run_id)
         return lambda tx, attempts: {
-            wal_id: issue for wal_id, issue in fence(tx, attempts).items() if issue is not unasked
+            wal_id: issue for wal_id, issue in fence(tx, attempts).items() if issue is not ignored
         }
 
     return broken
@@ -130,37 +130,37 @@ _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_le
 
 MUTATIONS = (
     Mutation(
-        name="a settlement does not ask for the attempt, and a run does again what it has done",
+        name="a settlement does not check the attempt, and a repeated run skips no step",
         invariant="only_the_holder_settles",
         breakages=[_sql("ledger.settle", _ATTEMPT, ""), _EXECUTED_AGAIN],
         under=_HASTE,
         first=119,
     ),
     Mutation(
-        name="a fence does not ask for the claim",
+        name="a fence does not check the claim",
         invariant="only_the_holder_writes",
         breakages=[_call(Leases, "fence", _fence_without(FenceIssue.CLAIM_LOST))],
         first=6,
     ),
     Mutation(
-        name="the fence does not look at the kill switch",
-        invariant="switched_off_is_left_alone",
+        name="a fence does not check the kill switch",
+        invariant="switched_off_datasets_stay_unchanged",
         breakages=[_call(Leases, "fence", _fence_without(FenceIssue.KILL_SWITCH))],
     ),
     Mutation(
-        name="recovery takes claims inside their lease",
+        name="recovery releases claims whose leases have not expired",
         invariant="claims_are_taken_only_when_lost",
         breakages=[_sql("ledger.fail_claims", "lease.expires_at < :expired_at", "TRUE")],
     ),
     Mutation(
-        name="recovery never comes",
+        name="recovery releases no claims",
         invariant="every_unit_ends",
         breakages=[_call(Ledger, "release_lost", lambda *_, **__: RecoverReport())],
         under={Fault.KILL: 0.01},
         first=1,
     ),
     Mutation(
-        name="attempts are granted without end",
+        name="the number of attempts has no limit",
         invariant="attempts_are_bounded",
         breakages=[
             _sql("ledger.requeue", "attempts < coalesce(CAST(policy", "0 < coalesce(CAST(policy"),
@@ -169,18 +169,18 @@ MUTATIONS = (
         under={Fault.OBJECT_SILENT: 0.5, Fault.KILL: 0.0},
     ),
     Mutation(
-        name="a requeue takes superseded units",
+        name="a requeue readmits superseded units",
         invariant="superseded_units_stay_out",
         breakages=[_sql("ledger.requeue", "link.older_wal_id = nodd_wal_records.wal_id", "link.older_wal_id IS NULL")],
         first=1,
     ),
     Mutation(
-        name="units are ensured without admission",
+        name="older versions are not marked as superseded",
         invariant="older_versions_are_superseded",
         breakages=[_sql("ledger.supersede", "WHERE newer IS NOT NULL AND", "WHERE FALSE AND")],
     ),
     Mutation(
-        name="a message is deleted when a unit has failed",
+        name="a message is deleted although one of its units can be retried",
         invariant="deleted_messages_are_done",
         breakages=[
             _sql(
@@ -194,19 +194,19 @@ MUTATIONS = (
         breakages=[_sql("deliveries.record_units", "WHERE TRUE", "WHERE FALSE")],
     ),
     Mutation(
-        name="a version that came late takes the Item back",
+        name="an older version that is ingested late replaces the Item",
         invariant="items_are_the_newest_version",
         breakages=[_call(outcomes, "is_older", lambda *_: False)],
         first=10,
     ),
     Mutation(
-        name="an Item says which run wrote it",
-        invariant="repetitions_give_the_same",
+        name="the content hash of an Item depends on the run that wrote the Item",
+        invariant="repetitions_give_equal_results",
         breakages=[_call(item, "_VOLATILE_PROPERTIES", frozenset())],
         first=14,
     ),
     Mutation(
-        name="a claim is not counted, and no trigger minds",
+        name="a claim is not counted, and the trigger that refuses this is removed",
         invariant="attempts_count_claims",
         breakages=[_sql("ledger.claim", "nodd_wal_records.attempts + 1", "nodd_wal_records.attempts")],
         triggers=[RewrittenTrigger(name="nodd_wal_records_attempts_count_claims")],
@@ -217,7 +217,7 @@ MUTATIONS = (
         breakages=[_sql("ledger.claim", "nodd_wal_records.attempts + 1", "nodd_wal_records.attempts")],
     ),
     Mutation(
-        name="a unit in progress is quarantined, and no trigger minds",
+        name="a unit in progress is quarantined, and the trigger that refuses this is removed",
         invariant="transitions_are_legal",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
         triggers=[_NO_LEGAL_TRANSITIONS],
@@ -231,14 +231,14 @@ MUTATIONS = (
         first=1,
     ),
     Mutation(
-        name="an override is not logged, and no trigger minds",
+        name="an override is not logged, and the trigger that refuses this is removed",
         invariant="overrides_are_decided",
         breakages=[_call(LedgerChanges, "_decide", _undecided)],
         triggers=[_NO_LEGAL_TRANSITIONS],
         first=1,
     ),
     Mutation(
-        name="a gate that stops a batch is not obeyed, where it is made and where it is handed on",
+        name="a gate stops neither its own stage nor the stages that receive the batch",
         invariant="nothing_unexpected_is_published",
         breakages=[
             _call(lifecycle, "ending", lambda *_: StageState.SUCCEEDED),
@@ -247,23 +247,23 @@ MUTATIONS = (
         under={Fault.POISONOUS: 0.3},
     ),
     Mutation(
-        name="run-state is told after the commit",
+        name="run-state is written after the commit",
         invariant="run_state_has_the_output_of_its_stage",
         breakages=[_call(RelationalRunState, "put", _put_later)],
     ),
     Mutation(
-        name="a rollback leaves the claims",
+        name="a rollback does not release the claims",
         invariant="rollbacks_leave_nothing",
         breakages=[_call(chain, "_release_claims", lambda *_: RecoverReport())],
         under={Fault.STORE_REFUSES: 0.03},
     ),
     Mutation(
-        name="an Item is written, and nothing leads to it",
+        name="the documents that link to an Item are not published",
         invariant="nothing_is_missing",
         breakages=[_call(store, "publish", lambda *_: None)],
     ),
     Mutation(
-        name="an Item stays whose unit is given up without lineage",
+        name="the Item of a unit that is given up without lineage stays",
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "withdraw_orphans", lambda *_: 0)],
         # A unit whose run died before its lineage is given up if its object is gone.
@@ -271,7 +271,7 @@ MUTATIONS = (
         first=3,
     ),
     Mutation(
-        name="a history row names the run before",
+        name="a history row names the previous run",
         invariant="history_matches_the_records",
         triggers=[
             RewrittenTrigger(
@@ -282,7 +282,7 @@ MUTATIONS = (
         ],
     ),
     Mutation(
-        name="a history row forgets the error",
+        name="a history row lacks the error",
         invariant="histories_rebuild_the_records",
         triggers=[
             RewrittenTrigger(

@@ -24,7 +24,7 @@ from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 OMITTED = frozenset({"datetime", "start_datetime", "end_datetime", "goes:percent-uncorrectable"})
-"""Properties that objects omit: times, which have their own fields, and one without a source or unit in a contract."""
+"""Properties that objects omit: times, which have their own fields, and one that no contract cites or gives a unit."""
 SIZE = 4_000_000
 """The size that a store reports of every object, whatever its document's size."""
 
@@ -86,7 +86,7 @@ class SimulatedObjects(ObjectStores):
 
 
 class SimulatedObject(RemoteObject):
-    """An object that every request looks up; once its ETag is known, only that version."""
+    """An object that every request looks up in the buckets; once its ETag is known, only this version is read."""
 
     size = SIZE
 
@@ -127,7 +127,7 @@ class SimulatedObject(RemoteObject):
 
 
 def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str, Any]) -> bytes:
-    """Return an object with a sample's content and further or other properties."""
+    """Return an object's bytes with a sample's properties, extended and replaced by `properties`."""
     sample_properties = {name: value for name, value in sample.metadata.stac_properties.items() if name not in OMITTED}
     document = {
         "start": sample.time_range_start,
@@ -139,7 +139,7 @@ def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str
 
 
 class DocumentReader:
-    """A reader of an object's document in two parts; the first part was read before."""
+    """A reader of an object's document in two parts; the integrity check has read the first part."""
 
     first_bytes = 64
 

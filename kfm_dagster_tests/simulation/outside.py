@@ -1,7 +1,7 @@
 """The outside view: objects that the feed wrote, published catalog, and lineage files.
 
-It reads neither ledger nor database, so it is independent of the product's tables. Does not
-belong here: the inner invariants (`invariants.py`).
+This view reads neither ledger nor database, so it is independent of the product's tables. Does not
+belong here: the invariants of the database (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Outside:
             raise ViolationError("everything_is_linked_once", str(reached))
 
     def every_item_has_its_lineage(self) -> None:
-        """Each Item has published lineage, not withdrawn, of a unit of its own object."""
+        """Each Item has lineage of a unit of its own object, published and not withdrawn."""
         if orphans := self.without_lineage():
             raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
 
@@ -81,9 +81,9 @@ class Outside:
 
     def not_followed(self) -> list[str]:
         """Return the ids of Items that differ between a follower and the catalog."""
-        stands = {(item["collection"], item["id"]): item for _, item in self._items()}
+        current = {(item["collection"], item["id"]): item for _, item in self._items()}
         shown = self._world.mirror.items
-        return [f"{key}" for key in stands.keys() | shown.keys() if stands.get(key) != shown.get(key)]
+        return [f"{key}" for key in current.keys() | shown.keys() if current.get(key) != shown.get(key)]
 
     def without_lineage(self) -> list[str]:
         """Return the paths of Items without current lineage."""

@@ -1,9 +1,9 @@
 """The scheduler runs one actor at a time, and may switch, stall or kill it at each point.
 
-An actor is a greenlet that runs real code, a process or a thread of one; every failpoint of that code
-(`kfm_dagster/failpoints.py`), every call to a simulated service and every SQL statement is a point. Which actor goes
-on, how much time passes, and who dies is drawn from one seeded generator, so a seed is a history. Belongs here: control
-and time. Does not belong here: actions (`actors.py`), invariants (`invariants.py`).
+An actor is a greenlet that runs the product's code, as a process or as a thread of a process. Each failpoint of this
+code (`kfm_dagster/failpoints.py`), each call to a simulated service and each SQL statement is a point. One seeded
+generator draws which actor continues, how much time passes, and who dies, so a seed determines the history. Belongs
+here: control and time. Does not belong here: actions (`actors.py`), invariants (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 @dataclass(kw_only=True, eq=False)
 class Actor:
-    """A process, or a thread `of` one; its clock is wrong by `skew`, and `run_id` is its run."""
+    """A process, or a thread of the process `of`; its clock is wrong by `skew`, and `run_id` is its run."""
 
     name: str
     skew: timedelta
@@ -45,9 +45,9 @@ class Actor:
     in_transaction: bool = False
     stalled: bool = False
     attempts: dict[str, int] = field(default_factory=dict)
-    """Units that it works on, with the attempt of its last known claim."""
+    """Units that the actor works on, with the attempt of its last known claim."""
     named_dead: frozenset[str] = frozenset()
-    """Runs that it takes for dead during a recovery."""
+    """Runs that the actor considers dead during a recovery."""
     threads: list[Actor] = field(default_factory=list)
 
     def doom(self) -> None:
@@ -57,7 +57,7 @@ class Actor:
             actor.doomed = True
 
     def joined(self, thread: Actor, now: datetime) -> None:
-        """End a thread after its last task; if it has not started, it never does."""
+        """End a thread after its last task; a thread that has not started never starts."""
         self.threads.remove(thread)
         thread.doomed, thread.wake, thread.dead = True, now, thread.point == "start"
 
@@ -174,7 +174,7 @@ class Scheduler:
         self.trace.append(line)
 
     def _stall(self, actor: Actor) -> None:
-        """Stall an actor alone (an unanswered request) or its process (a paused virtual machine)."""
+        """Stall an actor alone (an unanswered request), or its whole process (a paused virtual machine)."""
         self.happened["stalled"] += 1
         actor.stalled = True
         actor.wake = self.now + timedelta(seconds=self.rng.choice(STALLS) * self.rng.random())

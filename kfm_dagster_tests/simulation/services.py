@@ -2,7 +2,7 @@
 
 Each is a dictionary with only the guarantees of the real service: SQS delivers at least once, in any order, hides a
 message for a time, and moves it to the dead letters after too many receives; a store or a publication may fail.
-Every call is a point before and after. Does not belong here: callers, and the providers' objects (`objects.py`).
+There is a point before and after every call. Does not belong here: callers, and the providers' objects (`objects.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 10
 
 @dataclass(kw_only=True, eq=False)
 class Message:
-    """A message on a queue. `units` are announced in its body, as recorded by the feed."""
+    """A message on a queue. Its body announces `units`, as the feed recorded them."""
 
     message_id: str
     body: str
@@ -45,7 +45,7 @@ class Message:
     receives: int = 0
     handle: str | None = None
     done: set[str] = field(default_factory=set)
-    """Units that became terminal since its last delivery."""
+    """Units that became terminal since the last delivery of the message, or were terminal then."""
 
 
 class Broker:
@@ -89,7 +89,7 @@ class Broker:
                 continue
             message.receives += 1
             message.handle = f"{message.message_id}/{message.receives}"
-            # At least once: sometimes a message stays visible to the next receiver.
+            # SQS delivers at least once: sometimes a message stays visible to the next receiver.
             twice = self.scheduler.happens(Fault.DELIVERED_TWICE)
             message.visible_at = now + timedelta(seconds=5 if twice else hidden)
             self.watcher.received(message)
@@ -141,7 +141,7 @@ class SimulatedQueue:
             hit(Failpoint.QUEUE_DELETE_BEFORE)
             message = self._broker.held(self.name, receipt)
             if message is None:
-                # For an expired receipt SQS answers either way and deletes nothing.
+                # For an expired receipt SQS answers with or without an error, and deletes nothing.
                 if self._broker.scheduler.rng.random() < 0.5:
                     refused.append(receipt)
             else:
@@ -220,7 +220,7 @@ class _Found:
 
 
 class SimulatedLineageFiles:
-    """The lineage root, which has whole files."""
+    """The lineage root, in which a file is published completely or not at all."""
 
     def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
@@ -291,7 +291,7 @@ class _Staged:
 
 
 class Mirror:
-    """A follower whose rows keep their change id, so that no stalled writer undoes a newer one."""
+    """A follower that stores the change id of each row, so that no stalled writer undoes a newer change."""
 
     name = "mirror"
     after: Sequence[str] = ()
@@ -306,7 +306,7 @@ class Mirror:
         return {key: row.item for key, row in self._rows.items() if row.kind is not ChangeKind.WITHDRAWN}
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Apply each change in a separate step, unless the place refuses."""
+        """Apply each change in a separate step, unless the drawn fault makes the mirror refuse it."""
         for change in changes:
             self._scheduler.pause("mirror.take")
             if self._scheduler.happens(Fault.FOLLOWER_FAILS):

@@ -19,13 +19,11 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 pytestmark = pytest.mark.timeout(HANG_SECONDS)
 
-# Tracing doubles the time of a hundred thousand steps, and other tests cover the same code.
-
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 300
 """The number of seeds within which a mutation must be detected; most need fewer than ten."""
 CALM_STEPS = 4_000
-"""More steps than a sound seed needs; a mutated world may never end."""
+"""More steps than a seed of the unchanged product needs; a mutated world can run for ever."""
 REACHED = {
     "killed",
     "stalled",
@@ -55,9 +53,9 @@ REACHED = {
     "poisonous object",
     *SkipCause,
 }
-"""The events that the steps must reach to prove anything."""
+"""Events that must happen, because otherwise the steps would prove little."""
 FIRST = 288
-"""A first seed that soon reaches the rarest event, a success under other inputs."""
+"""A first seed that soon reaches the rarest event, a stage that had succeeded with other inputs."""
 
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")

@@ -70,7 +70,8 @@ SETTINGS = Settings(
     sns_verify="off",
 )
 CODE = CodeFingerprint(code_sha="simulated", lockfile_hash="0" * 64)
-"""Failpoints in code of every process; changes there must not change the history of every seed."""
+"""A fixed fingerprint of the code, the same in every process: each change of the code would change the real one, and so
+the hashes in every history."""
 
 
 def simulated_contracts() -> ContractRegistry:
@@ -119,7 +120,7 @@ class SimulatedPipeline(Pipeline):
             "code": CODE,
             "threads": SimulatedThreads(most=1, world=world, actor=self.actor),
         }
-        assert replaced.keys() <= vars(Pipeline).keys(), "the pipeline does not have a part that is replaced"
+        assert replaced.keys() <= vars(Pipeline).keys(), "a replaced part is not a part of the pipeline any more"
         vars(self).update(replaced)
         locked(self)
 
@@ -223,7 +224,7 @@ class World:
                 self._execute(run_id, f"run-{number}*")
 
     def retry_run(self, run_id: str) -> None:
-        """Execute a run again that looked dead; its first process may only hang, and resume later."""
+        """Execute a run again that looked dead. Perhaps its first process only hangs, and resumes later."""
         if self.scheduler.happens(Fault.HASTE):
             self.scheduler.happened["retried"] += 1
             self._execute(run_id, f"{run_id[-4:]}+")
@@ -251,7 +252,7 @@ class World:
 
     @contextmanager
     def refusals(self, actor: str) -> Iterator[None]:
-        """Accept refusals of the product: a failed tick is repeated, and a person gives up."""
+        """Accept that the product refuses an action: a sensor repeats its tick later, a person does not try again."""
         try:
             yield
         except KfmError as error:
@@ -278,7 +279,7 @@ class World:
         return self.scheduler.rng.choice(candidates) if candidates else None
 
     def without_waiting(self, work: object) -> dict[str, Any]:
-        """Return a drain's options with a pause that is a point instead of real seconds."""
+        """Return the options by which a drain waits at a point of the scheduler, not in real time."""
         return {"wait": lambda _: self.scheduler.pause("drain.wait")} if work is drain else {}
 
     def _skew(self) -> timedelta:
