@@ -185,7 +185,7 @@ def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> Heartbeat:
 
 
 @pytest.mark.clause("BEY-02")
-def test_work_longer_than_several_leases_keeps_its_claims_and_messages(
+def test_a_run_longer_than_several_leases_keeps_its_claims_and_hidden_messages(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
     lifecycle = keeper_of(pipeline)
@@ -208,7 +208,7 @@ def test_work_longer_than_several_leases_keeps_its_claims_and_messages(
 
 
 @pytest.mark.clause("BEY-02")
-def test_messages_are_not_hidden_again_before_half_of_their_timeout(
+def test_messages_are_not_hidden_again_before_half_of_the_visibility_timeout(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A batch has one message, and the run has two.

@@ -312,7 +312,7 @@ def test_a_backfill_ends_when_no_bulk_unit_of_its_days_is_pending(pipeline: Pipe
     assert find_backfill(pipeline.database, unlisted.backfill_id).state is ReplayState.RUNNING
 
 
-def test_units_with_attempts_left_are_open() -> None:
+def test_pending_in_progress_and_failed_units_of_a_day_count_as_open() -> None:
     units = {Status.PENDING: 1, Status.IN_PROGRESS: 2, Status.FAILED: 4, Status.SUCCEEDED: 8, Status.QUARANTINED: 16}
     day = DayProgress(
         dataset=DATASET, day=DAY, state=DayState.LISTED, requests=1, listed=9, created=0, requeued=0, units=units
@@ -429,7 +429,7 @@ def test_only_a_backfill_of_earlier_days_extends_the_partition_window(pipeline: 
 
 
 @pytest.mark.clause("DAG-12")
-def test_a_day_without_a_dagster_partition_is_listed_once_it_has_one(pipeline: Pipeline) -> None:
+def test_a_day_is_listed_only_after_it_has_a_dagster_partition(pipeline: Pipeline) -> None:
     backfill = start(pipeline, BEGINS, BEGINS)
     report = Backfills(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
@@ -458,7 +458,7 @@ def test_a_day_without_a_partition_does_not_delay_other_backfills(pipeline: Pipe
         ("surface-obs", isd_samples, date(1901, 1, 1), "data/1901/README.txt"),
     ],
 )
-def test_a_backfill_reaches_the_first_object_of_an_archive(
+def test_a_backfill_ingests_the_first_objects_of_an_archive(
     face: Face,
     objects: Path,
     monkeypatch: pytest.MonkeyPatch,

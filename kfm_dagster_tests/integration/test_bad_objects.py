@@ -328,7 +328,7 @@ def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
 
 @pytest.mark.clause("OPR-20")
 @pytest.mark.parametrize("dataset", GOOD)
-def test_a_truncated_version_is_quarantined_and_the_item_keeps_the_last_whole_version(
+def test_a_truncated_version_is_quarantined_and_the_item_keeps_the_last_complete_version(
     pipeline: Pipeline, objects: Path, dataset: str
 ) -> None:
     whole = GOOD[dataset][2]

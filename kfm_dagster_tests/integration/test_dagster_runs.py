@@ -64,7 +64,7 @@ START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
 
 
 @pytest.mark.clause("DAG-02", "RSP-01", "RSP-11")
-def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, objects: Path) -> None:
+def test_a_run_leaves_one_run_state_row_per_node_with_the_node_s_output(face: Face, objects: Path) -> None:
     put(objects, volumes(2))
     result = face.execute(JOB, partition=PARTITION)
     assert result.success
@@ -123,7 +123,7 @@ def skipped(result: dg.JobExecutionResult) -> list[str]:
 
 
 @pytest.mark.clause("RSP-11", "DAG-07", "WAL-08", "BEY-03")
-def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
+def test_a_reexecution_from_failure_uses_the_id_and_the_claims_of_the_root_run(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance, pipeline = persistent
@@ -154,7 +154,7 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
 
 
 @pytest.mark.clause("DAG-07", "PCS-03", "PCS-06")
-def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_does_its_work(
+def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_ingests_its_units(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance, pipeline = persistent

@@ -169,14 +169,14 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_unavailable(
         patch.setattr(dg.DagsterInstance, "get_runs", Mock(side_effect=ConnectionError("the run storage is away")))
         with pytest.raises(Exception, match="the run storage is away"):
             face.tick("nodd_ledger")
-    lost, given_back = own_tx(face.pipeline.ledger).history(unit.wal_id)[-2:]
+    lost, readmitted = own_tx(face.pipeline.ledger).history(unit.wal_id)[-2:]
     assert (lost.to_status, lost.reason, lost.actor) == (Status.FAILED, "lease_expired", "local")
-    assert given_back.to_status is Status.PENDING
+    assert readmitted.to_status is Status.PENDING
     assert own_tx(face.pipeline.ledger.leases).all() == []
 
 
 @pytest.mark.clause("BEY-13", "BEY-14", "DAG-05", "DAG-09")
-def test_a_manual_run_is_bulk_work_and_reports_units_taken_by_another_run(face: Face, objects: Path) -> None:
+def test_a_manual_run_is_bulk_work_and_reports_units_that_another_run_claimed(face: Face, objects: Path) -> None:
     steps = face.repository.assets_defs_by_key
     assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
     put(objects, volumes(2))

@@ -189,7 +189,7 @@ def test_a_run_whose_re_execution_fails_at_an_earlier_stage_is_rolled_back_compl
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
-def test_effects_that_another_run_may_rely_on_are_not_rolled_back(pipeline: Pipeline) -> None:
+def test_effects_that_another_run_can_rely_on_are_not_rolled_back(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(UNITS))
     failed = run_until(pipeline, Settle.operator, point="computed", run_id="slow")
     released = own_tx(pipeline.ledger).release_lost(run_ids=["slow"])

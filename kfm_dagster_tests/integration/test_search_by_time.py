@@ -70,7 +70,7 @@ def web_server(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.clause("OPR-24", "BEY-19")
-def test_a_search_of_a_day_returns_exactly_the_items_valid_on_it(
+def test_a_search_for_a_day_returns_exactly_the_items_valid_on_this_day(
     make_pipeline: Callable[..., Pipeline],
     database_url: str,
     objects: Path,

@@ -219,7 +219,7 @@ def test_the_ledgers_sensor_repeats_a_request_with_the_same_key_until_its_run_ex
 
 
 @pytest.mark.clause("DAG-04")
-def test_the_sensor_receives_nothing_while_too_much_is_in_flight(
+def test_the_sensor_receives_nothing_while_too_many_units_are_in_flight(
     face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "2")
@@ -264,7 +264,7 @@ class EndlessSqs:
 
 @pytest.mark.clause("DAG-04")
 @pytest.mark.timeout(60)
-def test_a_tick_ends_within_its_budget_with_any_backlog(
+def test_a_tick_ends_within_its_budget_whatever_the_backlog(
     face: Face, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -295,8 +295,8 @@ def test_units_of_a_dead_run_are_released_but_units_of_a_live_run_are_not(face: 
     face.tick("nodd_ledger")
     records = traces.records(face.pipeline)
     assert records[runs[dg.DagsterRunStatus.STARTED]].status is Status.IN_PROGRESS
-    given_back = records[runs[dg.DagsterRunStatus.FAILURE]]
-    assert (given_back.status, given_back.last_error_code) == (Status.PENDING, "worker_lost")
+    readmitted = records[runs[dg.DagsterRunStatus.FAILURE]]
+    assert (readmitted.status, readmitted.last_error_code) == (Status.PENDING, "worker_lost")
 
     [request] = face.tick("nodd_ledger").run_requests
     face.launch(request)

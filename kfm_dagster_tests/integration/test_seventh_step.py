@@ -165,7 +165,7 @@ def test_downstream_assets_are_requested_once_items_exist_also_for_past_days(fac
 
 
 @pytest.mark.clause("DAG-17")
-def test_no_shipped_instance_disables_a_dagster_feature_for_other_code_locations() -> None:
+def test_no_shipped_dagster_configuration_disables_a_feature_for_other_code_locations() -> None:
     instances = [
         yaml.safe_load((ROOT / name).read_text("utf-8")) for name in ("dagster.yaml", "deploy/ecs/dagster.yaml")
     ]

@@ -53,7 +53,7 @@ def test_every_statement_is_valid_on_both_databases_and_permitted_to_a_deploymen
     assert explained > 240
 
 
-def test_every_time_and_json_of_a_row_is_decoded_on_both_databases(postgres_url: str, tmp_path: Path) -> None:
+def test_every_time_and_json_column_of_a_row_is_decoded_on_both_databases(postgres_url: str, tmp_path: Path) -> None:
     """PostgreSQL reports the columns' types; on SQLite, columns are decoded by the same names."""
     postgresql = Database.open(postgres_url)
     sqlite = Database.open(databases.migrated_sqlite(tmp_path / "kfm.db"))

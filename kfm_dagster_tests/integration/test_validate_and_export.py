@@ -217,7 +217,7 @@ def test_the_kpis_follow_from_the_recorded_attempts_and_readings(pipeline: Pipel
 
 
 @pytest.mark.clause("PCS-17", "PCS-23")
-def test_the_kpis_of_a_day_follow_from_its_records_in_every_process(face: Face) -> None:
+def test_every_process_computes_the_same_kpis_of_a_day_from_its_records(face: Face) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     executed(face, 3)
     first = validate_report(face.pipeline, since=since)

@@ -213,7 +213,7 @@ def test_an_idle_worker_uses_long_polling(desk: Desk, queue: FakeQueue, monkeypa
 
 @pytest.mark.clause("WAL-10")
 @pytest.mark.parametrize("why", ["off", "full"])
-def test_a_worker_sleeps_while_receiving_is_not_allowed(
+def test_a_worker_sleeps_while_it_is_not_allowed_to_receive(
     why: str, desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(2)
