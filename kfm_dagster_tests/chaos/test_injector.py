@@ -75,7 +75,7 @@ def test_a_plan_with_a_seed_injects_at_the_same_occasions_across_processes(tmp_p
     once = failing(Injector(plan, tmp_path / "once"), 60)
     assert len(once) == 12
     spread: list[int] = []
-    for part in range(6):  # each with its own injector, as in several processes
+    for part in range(6):  # each part has an injector of its own, as in several processes
         spread += [number + 10 * part for number in failing(Injector(plan, tmp_path / "spread"), 10)]
     assert spread == once
     for name, seed in (("a", 12), ("b", 11)):

@@ -108,8 +108,8 @@ def test_a_disorder_repeats_and_displaces_events_within_its_bounds(count: int, d
     assert set(deliveries) == set(range(count))
     assert set(deliveries.values()) <= {1, 2}
     assert disordered(range(count), disorder) == (timely, late)
-    for place, event in enumerate(timely):
-        assert all(event <= later + disorder.displaced for later in timely[place:])
+    for index, event in enumerate(timely):
+        assert all(event <= later + disorder.displaced for later in timely[index:])
 
 
 def test_a_wrong_disorder_is_refused() -> None:

@@ -230,7 +230,7 @@ def test_topics_and_coverage_end_on_the_day_of_the_retirement() -> None:
     contract = parse_contract(text, source="mine.yaml")
     assert contract.coverage.products[0].until is None
     ended = staged(contract, "retired", since="2026-11-03")
-    assert [each.until.day for each in ended.coverage.products] == [3, 1, 3]
+    assert [product.until.day for product in ended.coverage.products] == [3, 1, 3]
     of_registry = ContractRegistry.of([ended])
     for day, number in ((1, 2), (2, 1), (3, 0)):
         assert len(ended.live_topics(date(2026, 11, day))) == number

@@ -1,1 +1,1 @@
-"""Fuzzing: every reader reads mutated objects within its bounds, or refuses them."""
+"""Fuzzing: every reader reads mutated objects within the reader's bounds, or refuses these objects."""

@@ -208,15 +208,15 @@ def _element(file: h5py.File, question: Question) -> Any:
 
 
 def _chunks(file: h5py.File, question: Question) -> Any:
-    """Compare offset and length of each chunk by its position; contiguous values are one chunk."""
-    dataset, ours = file[question.name], {place: (offset, length) for place, offset, length in question.answer}
+    """Compare offset and length of each chunk by the chunk's index; contiguous values are one chunk."""
+    dataset, ours = file[question.name], {index: (offset, length) for index, offset, length in question.answer}
     if dataset.chunks is None:
         offset = dataset.id.get_offset()
         theirs = {} if offset is None else {(0,) * dataset.ndim: (offset, dataset.nbytes)}
     else:
         infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
-        places = (tuple(map(operator.floordiv, info.chunk_offset, dataset.chunks)) for info in infos)
-        theirs = {place: (info.byte_offset, info.size) for place, info in zip(places, infos, strict=True)}
+        indexes = (tuple(map(operator.floordiv, info.chunk_offset, dataset.chunks)) for info in infos)
+        theirs = {index: (info.byte_offset, info.size) for index, info in zip(indexes, infos, strict=True)}
     return None if ours == theirs else sorted(theirs.items() - ours.items())[:1] or "fewer"
 
 

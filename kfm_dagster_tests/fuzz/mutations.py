@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from kfm_dagster.readers import hdf5, hdf5_index, hdf5_messages
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
-from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen, Subject, chosen, places
+from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen, Subject, chosen, structure_offsets
 from kfm_dagster_tests.readers.reading import header_of
 
 MAX_CHANGES = 8
@@ -55,7 +55,7 @@ def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specim
         index = None
     if rng.random() < 0.03:
         # Only truncated: the reader must detect the truncation.
-        cut = _place(rng, len(content), places(content))
+        cut = _offset(rng, len(content), structure_offsets(content))
         return Input(specimen=specimen, content=content[:cut], index=index, size=cut, is_cut=cut < len(content))
     mutated = _mutated(content, rng, subject, specimens)
     if subject.is_hdf5 and rng.random() < 0.7:
@@ -83,17 +83,19 @@ def _other(subject: Subject, rng: random.Random, specimens: Sequence[Specimen] |
 
 
 def _changed(inner: bytes, rng: random.Random, other: Callable[[], bytes]) -> bytes:
-    data, near = bytearray(inner), places(inner)
+    data, near = bytearray(inner), structure_offsets(inner)
     if rng.random() < 0.04:
         donor = other()
-        return bytes(data[: _place(rng, len(data), near)]) + donor[_place(rng, len(donor), places(donor)) :]
+        return (
+            bytes(data[: _offset(rng, len(data), near)]) + donor[_offset(rng, len(donor), structure_offsets(donor)) :]
+        )
     changes = min(MAX_CHANGES, 1 + int(rng.expovariate(0.7)))
     for change in rng.choices(CHANGES, weights=_WEIGHTS, k=changes):
         change(data, rng, near)
     return bytes(data)
 
 
-def _place(rng: random.Random, size: int, near: Sequence[int]) -> int:
+def _offset(rng: random.Random, size: int, near: Sequence[int]) -> int:
     """Draw an offset: anywhere, near the beginning, or near a structure."""
     kind = rng.random()
     if kind < 0.2 or not near:
@@ -104,20 +106,20 @@ def _place(rng: random.Random, size: int, near: Sequence[int]) -> int:
 
 
 def _flip(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at = _place(rng, len(data), near)
+    at = _offset(rng, len(data), near)
     if at < len(data):
         data[at] ^= 1 << rng.randrange(8)
 
 
 def _set(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at = _place(rng, len(data), near)
+    at = _offset(rng, len(data), near)
     if at < len(data):
         data[at] = rng.choice((*_VALUES, rng.randrange(256)))
 
 
 def _word(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
     """Overwrite a word, in either byte order, by an edge value or a random number."""
-    at, width = _place(rng, len(data), near), rng.choice((1, 2, 4, 8))
+    at, width = _offset(rng, len(data), near), rng.choice((1, 2, 4, 8))
     if at + width > len(data):
         return
     highest, order = (1 << 8 * width) - 1, rng.choice(("little", "big"))
@@ -137,7 +139,7 @@ def _word(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
 
 
 def _add(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, width = _place(rng, len(data), near), rng.choice((1, 2, 4, 8))
+    at, width = _offset(rng, len(data), near), rng.choice((1, 2, 4, 8))
     if at + width > len(data):
         return
     order = rng.choice(("little", "big"))
@@ -146,7 +148,7 @@ def _add(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
 
 
 def _span(data: bytearray, rng: random.Random, near: Sequence[int]) -> tuple[int, int]:
-    at = _place(rng, len(data), near)
+    at = _offset(rng, len(data), near)
     return at, min(len(data), at + min(LONGEST_SLICE, 1 + int(rng.expovariate(1 / 32))))
 
 
@@ -169,7 +171,7 @@ def _repeat(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
 def _copy(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
     """Copy a slice over another."""
     at, end = _span(data, rng, near)
-    to = _place(rng, len(data), near)
+    to = _offset(rng, len(data), near)
     piece = data[at:end]
     data[to : to + len(piece)] = piece
 
@@ -181,15 +183,15 @@ def _fill(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
 
 def _text(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
     """Replace a character of a text."""
-    at = _place(rng, len(data), near)
-    for place in range(at, min(len(data), at + 64)):
-        if 0x20 < data[place] < 0x7F:
-            data[place] = rng.choice(b'\0\x01\n\x1f "%-.09:AZ\\z\x7f\x80\xc3\xed\xff')
+    at = _offset(rng, len(data), near)
+    for offset in range(at, min(len(data), at + 64)):
+        if 0x20 < data[offset] < 0x7F:
+            data[offset] = rng.choice(b'\0\x01\n\x1f "%-.09:AZ\\z\x7f\x80\xc3\xed\xff')
             return
 
 
 def _cut(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    del data[_place(rng, len(data), near) :]
+    del data[_offset(rng, len(data), near) :]
 
 
 CHANGES: tuple[Change, ...] = (_flip, _set, _word, _add, _remove, _insert, _repeat, _copy, _fill, _text, _cut)
@@ -304,7 +306,7 @@ def renewed(specimen: Specimen, mutated: bytes) -> bytes:
     for start, length, at in seals(specimen):
         piece = data[start : start + length]
         if len(piece) == length and piece != specimen.content[start : start + length]:
-            # The checksum of a fractal heap's block is within the block, and counted as zeros; others are at the end.
+            # A fractal heap's block has its checksum within, counted as zeros; other structures have it at the end.
             ended = piece[:at] if at + CHECKSUM_BYTES == length else _without(piece, at)
             data[start + at : start + at + CHECKSUM_BYTES] = lookup3(bytes(ended)).to_bytes(CHECKSUM_BYTES, "little")
     return bytes(data)

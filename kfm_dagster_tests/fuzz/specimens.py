@@ -58,7 +58,7 @@ _STRUCTURES = re.compile(
     rb"\x89HDF|OHDR|OCHK|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|GCOL|TREE|SNOD|HEAP"  # HDF5
     rb"|GRIB|7777|BZh|AR2V|ARCHIVE2|R(?:VOL|ELV|RAD)|D(?:REF|VEL|ZDR)|\r\r\n|\n|\x1f\x8b|\xff\xff"
 )
-_MAX_PLACES = 4096
+_MAX_STRUCTURES = 4096
 _NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
 """Variables to delete, so that mutations hit structure more often."""
 
@@ -84,9 +84,9 @@ class Specimen:
 
 
 @cache
-def places(content: bytes) -> tuple[int, ...]:
+def structure_offsets(content: bytes) -> tuple[int, ...]:
     """Return the offsets of structures of all formats: signatures, line ends, markers."""
-    return tuple(match.start() for match in islice(_STRUCTURES.finditer(content), _MAX_PLACES))
+    return tuple(match.start() for match in islice(_STRUCTURES.finditer(content), _MAX_STRUCTURES))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,11 +164,11 @@ def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
     subject, flips = SUBJECTS["goes-abi"], 0
     specimen = max(subject.samples, key=lambda sample: len(seals(sample)))
     for start, length, at in seals(specimen):
-        for place in (length // 2, at):
+        for offset in (length // 2, at):
             damaged = bytearray(specimen.content)
-            damaged[start + place] ^= 1
+            damaged[start + offset] ^= 1
             result = trial.examine(subject, replace(whole(specimen), content=bytes(damaged)))
-            assert (result.fate, result.findings) == ("unreadable_format", []), (start, length, place)
+            assert (result.fate, result.findings) == ("unreadable_format", []), (start, length, offset)
             flips += 1
     assert flips > 50
 

@@ -151,7 +151,7 @@ def radar(count: int) -> Iterator[tuple[chain.StoredObject, bytes | None]]:
 
 @pytest.mark.clause("SEC-09")
 @pytest.mark.parametrize(("dataset", "samples"), [("nexrad-l2", radar), ("hrrr", hrrr)])
-def test_an_odd_answer_affects_only_its_own_unit(
+def test_an_odd_answer_for_an_object_affects_only_the_object_s_unit(
     dataset: str,
     samples: type,
     store: Store,

@@ -46,7 +46,7 @@ def test_the_heaviest_messages_are_stored_on_postgresql_too(tmp_path: Path, post
         assert (report["received"], report["residual"]) == (messages, 0)
 
 
-def test_every_kind_fills_a_message() -> None:
+def test_every_kind_of_record_fills_a_message() -> None:
     for kind in KINDS:
         [message] = heaviest(kind, 1)
         assert 2**20 - 1_000 < len(message.body) <= 2**20

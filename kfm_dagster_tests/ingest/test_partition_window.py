@@ -77,7 +77,7 @@ def test_partitions_begin_no_earlier_than_the_first_dataset(home: Path, contract
 
 
 @pytest.mark.clause("DAG-12")
-def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Database) -> None:
+def test_an_earlier_day_extends_the_window_and_a_later_day_does_not(database: Database) -> None:
     initial = window(database, first_day=FIRST)
     for day, lowered in ((FIRST, False), (FIRST + timedelta(days=1), False), (FIRST - timedelta(days=1), True)):
         assert own_tx(initial).lower(day, actor="ada", reason="x") is lowered

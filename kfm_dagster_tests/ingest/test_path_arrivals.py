@@ -77,7 +77,7 @@ def test_each_row_refers_to_the_path_along_which_it_was_integrated(pipeline: Pip
     computed = compute(pipeline)
     paths = {row["path_id"]: row for row in table(pipeline, computed, "paths")}
     rows = table(pipeline, computed)
-    # The volumes are of several sites; each site has its own paths, each listed once.
+    # The volumes are of several sites; each site has paths of its own, and each path is listed once.
     assert set(paths) == {row["path_id"] for row in rows}
     starts = {unit.wal_id: unit.time_range_start for unit in computed.envelopes}
     for row in rows:

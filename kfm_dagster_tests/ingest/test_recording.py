@@ -1,4 +1,4 @@
-"""A value refused by the database is rejected alone, with the database's message.
+"""Only a value that the database refuses is rejected, with the database's message.
 
 Triggers of the tests cause the refusals, since known bad values are rejected earlier.
 """
@@ -62,7 +62,7 @@ def uris(pipeline: Pipeline, *, status: Status = Status.PENDING) -> set[str]:
 
 
 @pytest.mark.clause("SEC-05", "BEY-08")
-def test_a_unit_that_the_database_refuses_is_rejected_alone(
+def test_only_the_units_that_the_database_refuses_are_rejected(
     pipeline: Pipeline, queue: FakeQueue, refuse: Callable[[str, str], None]
 ) -> None:
     refuse("nodd_wal_records", f"NEW.object_uri LIKE '%{BAD}%'")
@@ -97,7 +97,7 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
 
 @pytest.mark.clause("SEC-05")
 @pytest.mark.parametrize("table", ["nodd_wal_deliveries", "rejected_messages", "ignored_records"])
-def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are_pending(
+def test_only_the_message_that_the_database_refuses_is_rejected_and_its_units_are_pending(
     pipeline: Pipeline, refuse: Callable[[str, str], None], table: str
 ) -> None:
     condition = {

@@ -178,7 +178,7 @@ def test_wrong_chunk_messages_are_rejected_with_a_code_and_give_no_unit() -> Non
 
 
 @pytest.mark.clause("OPR-02")
-def test_a_field_missing_or_of_another_type_is_rejected() -> None:
+def test_a_message_with_a_missing_field_or_a_field_of_another_type_is_rejected() -> None:
     for name, value in product(CAPTURED, ALIEN):
         code = code_of(sns(CAPTURED | {name: value}))
         # A valid number or text can be rejected because it names another chunk.

@@ -108,7 +108,7 @@ def test_keys_are_decoded_as_form_data() -> None:
 
 
 @pytest.mark.clause("OPR-01")
-def test_captured_goes_messages_parse(shared_data: Path) -> None:
+def test_captured_messages_of_goes_become_units(shared_data: Path) -> None:
     (unit,) = parse((shared_data / "messages" / "goes17_sqs_body_2019.json").read_text()).envelopes
     assert unit.object_uri == (
         "s3://noaa-goes17/ABI-L1b-RadM/2019/218/01/"
@@ -206,10 +206,10 @@ def test_a_field_of_a_wrong_type_is_named_by_its_path() -> None:
     for path in FIELDS:
         *parents, name = path.partition(" ")[0].split(".")
         body = record()
-        place = body
+        parent_object = body
         for parent in parents:
-            place = place[parent]
-        place[name] = [1]
+            parent_object = parent_object[parent]
+        parent_object[name] = [1]
         (rejection,) = parse(raw(body)).rejections
         assert rejection.reason_code == ParseIssue.MISSING_REQUIRED_FIELD
         assert rejection.detail.startswith(f"{path} is missing or of a wrong type")

@@ -196,7 +196,7 @@ def test_any_error_of_a_reader_fails_only_its_unit() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_store_that_fails_during_reading_is_a_transient_issue(*, wrapped: bool) -> None:
+def test_a_store_that_fails_during_reading_gives_a_transient_issue(*, wrapped: bool) -> None:
     def reader(request: ReadRequest) -> HeaderMetadata:
         try:
             request.source.read(0, 4)
@@ -227,7 +227,7 @@ def test_required_properties_are_named_when_missing() -> None:
     assert "forecast:horizon" not in metadata.issues[0].message
 
 
-def test_findings_take_their_severity_from_the_contract() -> None:
+def test_findings_have_the_severity_that_the_contract_states() -> None:
     missing = (MetadataIssue.SIDECAR_MISSING, "no .idx")
     assert extract(header(findings=(missing,), sidecars=())).status is CheckStatus.SUSPECT
     mismatch = (MetadataIssue.TIME_MISMATCH, "an hour off")

@@ -281,9 +281,9 @@ def test_a_bent_beam_s_sensitivities_equal_those_of_smaller_steps() -> None:
     derivatives = sensitivities(optical_paths, profile)
     for column, (name, step) in enumerate((("n0", 0.05), ("scale_height_m", 2.0))):
         value = getattr(profile, name)
-        ways = [optical_paths(replace(profile, **{name: value + turn * step})) for turn in (-2, -1, 1, 2)]
+        paths = [optical_paths(replace(profile, **{name: value + turn * step})) for turn in (-2, -1, 1, 2)]
         # The five-point rule, with an error of the fourth power of the step.
-        expected = (ways[0] - 8 * ways[1] + 8 * ways[2] - ways[3]) / (12 * step)
+        expected = (paths[0] - 8 * paths[1] + 8 * paths[2] - paths[3]) / (12 * step)
         assert derivatives[:, column] == pytest.approx(expected, rel=1e-5, abs=0)
     straight = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
     assert derivatives[0, 0] > straight[0, 0] * 1.01

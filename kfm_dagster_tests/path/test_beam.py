@@ -281,5 +281,5 @@ def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
         for late in range(0, 1000, 250)
     ]
     for shared in ("beams", "t_covariance", "phase_covariance"):
-        assert len({id(getattr(each, shared)) for each in results}) == 1
-    assert [{arrival.time_offset_s for arrival in each.arrivals} for each in results] == [{0.0}, {0.25}, {0.5}, {0.75}]
+        assert len({id(getattr(item, shared)) for item in results}) == 1
+    assert [{arrival.time_offset_s for arrival in item.arrivals} for item in results] == [{0.0}, {0.25}, {0.5}, {0.75}]

@@ -35,7 +35,7 @@ from kfm_dagster.readers.base import READERS, ReadError
 from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
-from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, places
+from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, structure_offsets
 from kfm_dagster_tests.readers.reading import TRUNCATION_CODES, header_of, is_unchecked, metadata_of, outcome, unit_of
 
 DAY = date(2024, 12, 31)
@@ -78,13 +78,13 @@ def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, 
         assert required <= metadata.properties.keys(), key
 
 
-def test_more_samples_than_a_day_has_keys_are_refused() -> None:
+def test_a_request_for_more_samples_than_a_day_has_keys_is_refused() -> None:
     for samples, limit in SAMPLES.values():
         with pytest.raises(ValueError, match=r"\d"):
             next(samples(DAY, limit + 1))
 
 
-PLACES = 40
+STRUCTURES = 40
 """The number of structures of a specimen at which the test truncates the specimen."""
 STREAMS = ("ghcn-daily", "grib2-gzip", "isd")
 
@@ -95,11 +95,11 @@ def test_a_sample_truncated_at_any_structure_is_refused_or_unchecked(name: str) 
     subject = SUBJECTS[name]
     for specimen in subject.samples[:8]:
         content, groups = specimen.content, specimen.groups
-        size, structures = len(content), places(content)
+        size, structures = len(content), structure_offsets(content)
         # Tenths, the last bytes, beginnings of files and blocks, and each structure's offset with the bytes around it.
         ends = {size * tenth // 10 for tenth in range(10)} | {size - away for away in range(1, 10)}
         ends |= {0, 4, 8, 48, 96, 4096, 1 << 16}
-        ends |= {at + by for at in structures[:: len(structures) // PLACES + 1] for by in (-1, 0, 1)}
+        ends |= {at + by for at in structures[:: len(structures) // STRUCTURES + 1] for by in (-1, 0, 1)}
         if name == "ghcn-hourly":
             # Plain text that ends between two lines looks complete; only the object's size and ETag show the cut.
             ends = {end for end in ends if content[end - 1 : end] != b"\n"}

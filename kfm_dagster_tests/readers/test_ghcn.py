@@ -89,7 +89,7 @@ SEVERAL = packed(*CSV, *(",".join(row) for row in ghcn.daily_rows(["USW00000002"
 
 
 @pytest.mark.clause("OPR-06", "OPR-14")
-def test_a_year_of_several_stations_has_a_global_footprint_and_a_single_station_none() -> None:
+def test_a_file_of_several_stations_has_a_global_footprint_and_a_file_of_one_station_has_none() -> None:
     key = "csv.gz/by_year/2025.csv.gz"
     world, single = DAILY.read(key, SEVERAL), DAILY.read(key, packed("ID,DATE,ELEMENT,DATA_VALUE", *CSV))
     assert world.geometry["coordinates"][0][2] == (180, 90)
@@ -163,7 +163,7 @@ def test_a_parquet_footer_without_statistics_or_beyond_the_bounds_is_refused(mon
             assert DAILY.refusal(PARQUET_KEY, PARQUET) is MetadataIssue.RESOURCE_LIMIT, name
 
 
-def test_samples_are_a_year_of_all_stations_a_station_and_elements() -> None:
+def test_samples_are_a_file_by_year_a_file_by_station_and_files_by_element() -> None:
     keys = [key for _, key, _ in ghcn.ghcn_daily_samples(DAY, 3)]
     assert keys[:2] == ["csv.gz/by_year/2025.csv.gz", "csv.gz/by_station/USW00000000.csv.gz"]
     assert ghcn.make_ghcn_daily_csv([], name="by_year/2025")[0] == keys[0]

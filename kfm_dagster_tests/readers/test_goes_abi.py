@@ -389,7 +389,7 @@ def test_every_footprint_is_valid_counterclockwise_and_on_the_globe(
     try:
         footprint = geostationary.footprint(grid, (x, y, x + size, y + size))
     except ReadError:
-        # A small part between limb and corner may have no area.
+        # The part between limb and corner can be so small that it has no area.
         assume(False)
     assume(footprint is not None)
     outline = shape(footprint[0])

@@ -209,7 +209,7 @@ def test_a_rotated_grid_has_the_points_that_eccodes_computes(
     else:
         assert (west, east) == (-180, 180)
         assert (south, north) == pytest.approx(sorted((covered, (latitudes * covered).min() / covered)), abs=0.01)
-    # Points of the border are on the outline, all others within it.
+    # Points of the border are on the outline, all other points within the outline.
     outline = shapely.geometry.shape(grid.geometry)
     assert outline.is_valid
     sides = [(slice(None), 0), (slice(None), -1), (0, slice(None)), (-1, slice(None))]
@@ -232,7 +232,7 @@ def test_a_rotated_grid_has_the_points_that_eccodes_computes(
 
 
 def test_columns_of_a_global_grid_begin_in_the_west() -> None:
-    """GDAL has the same columns; `catalog/test_item.py` compares them for real objects."""
+    """GDAL has the same columns; `catalog/test_item.py` compares the columns of real objects."""
     for west, step, first in (
         (0.0, 0.25, -180.0), (-180.0, 0.25, -180.0), (180.0, 0.25, -180.0), (0.125, 0.25, -179.875),
         (-179.875, 0.25, -179.875), (0.0, 0.703125, -180.0), (0.0, 360 / 7, -154.285714), (20.0, 2.5, -180.0),
@@ -379,7 +379,7 @@ def stretched(last: bytes) -> tuple[bytes, str]:
 
 
 LAST = len(stretched(b"")[0]) - 10_376
-"""Bytes of the last message without data; the others have 10,188 and 188."""
+"""Bytes of the last message without data; the first two messages have 10,188 and 188."""
 
 
 @pytest.mark.clause("OPR-06")

@@ -126,7 +126,7 @@ def test_a_malformed_or_too_large_index_is_refused() -> None:
 
 
 @pytest.mark.clause("OPR-26")
-def test_a_line_out_of_order_or_missing_is_a_fault() -> None:
+def test_a_line_that_is_out_of_order_or_missing_is_a_fault() -> None:
     for entries, fault in (
         ([entry(1, 0), entry(2, 10), entry(3, 20)], False),
         ([entry(1, 0), entry(2, 10, 1), entry(2, 10, 2), entry(3, 20)], False),
@@ -201,7 +201,7 @@ FIELD = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_chara
         max_size=20,
     )
 )
-def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
+def test_lines_are_read_as_they_were_written(entries: list[IndexEntry]) -> None:
     lines = [
         f"{e.message}{f'.{e.submessage}' if e.submessage else ''}:{e.offset}:d={e.reference}"
         f":{e.variable}:{e.level}:{e.step}:{e.qualifier}\n"

@@ -101,7 +101,7 @@ def test_a_missing_call_sign_or_wban_number_gives_no_property() -> None:
     assert not {"isd:wban", "isd:call-signs"} & unnamed.properties.keys()
 
 
-def test_a_station_that_moved_lists_its_positions_and_has_the_last_as_geometry() -> None:
+def test_a_station_that_moved_has_a_list_of_positions_and_the_last_one_as_geometry() -> None:
     away, nowhere = b"-33946+151173", b"+99999+999999"
     # The station moves and returns: its last position is the first.
     back = [*REPORTS[:2], *edited(REPORTS[2:5], away), *REPORTS[5:]]
@@ -193,9 +193,9 @@ def test_bytes_after_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused(
     assert len(whole) == FIRST_BYTES
     assert is_complete(read(whole))
     assert refusal(whole + SAMPLE) is MetadataIssue.UNREADABLE_FORMAT
-    for place in (-1, -5):
+    for offset in (-1, -5):
         broken = bytearray(SAMPLE)
-        broken[place] ^= 1
+        broken[offset] ^= 1
         assert refusal(bytes(broken)) is MetadataIssue.UNREADABLE_FORMAT
 
 

@@ -297,7 +297,7 @@ def test_texts_of_variable_length_are_read_like_texts_of_fixed_length(libver: st
     assert metadata.native["attributes"]["title"] == "Äther °C"
     assert metadata.properties == plain.properties
     assert metadata.properties["acdd:title"] == "Äther °C"
-    # A text longer than an Item may have, and an empty text.
+    # A text that is too long for an Item, and an empty text, are left out.
     assert not {"acdd:source", "acdd:platform"} & metadata.properties.keys()
 
 

@@ -90,7 +90,7 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_chunk_with_two(real:
     source = CountingSource(ldm(bz2.decompress(real[key][4:]) + noise))
     assert source.size > 4 * FIRST_BYTES
     assert read_chunk(key, source).properties == read_chunk(key, real[key]).properties
-    # The first block, and then all others in one request.
+    # The first block, and then all other blocks in one request.
     assert [start for start, _ in source.ranges] == [0, FIRST_BYTES]
 
 
@@ -108,7 +108,7 @@ def test_joined_sample_chunks_are_the_sample_volume_of_the_archive_and_have_its_
     assert [metadata.start for metadata in chunks] == [whole_second] * CHUNKS
     assert chunks[0].end == whole_second < chunks[1].end < chunks[2].end < chunks[3].end == START + DURATION
     site = sites()[SITE]
-    # The last chunk has the properties of the volume in the archive, without the archive's own, and three of its own.
+    # The last chunk has the properties of the volume in the archive, without the archive's own, and three more.
     volume = read(b"".join(samples.values())).properties
     of_archive = {
         "bands", "processing:software", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
@@ -220,9 +220,9 @@ def test_radials_of_type_1_are_read_and_end_no_earlier_than_their_volume_begins(
 def test_radials_that_end_before_they_begin_are_a_time_mismatch(middle: tuple[str, bytes]) -> None:
     key, content = middle
     data = bytearray(bz2.decompress(content[4:]))
-    place = data.rfind(SITE.encode())
+    offset = data.rfind(SITE.encode())
     day, milliseconds = clock(START - timedelta(seconds=1))
-    data[place + 4 : place + 10] = struct.pack(">IH", milliseconds, day)
+    data[offset + 4 : offset + 10] = struct.pack(">IH", milliseconds, day)
     assert chunk_refusal(key, ldm(bytes(data))) is MetadataIssue.TIME_MISMATCH
 
 
@@ -232,8 +232,8 @@ def test_a_chunk_of_another_radar_is_a_platform_mismatch(samples: Mapping[str, b
         assert chunk_refusal(key, content, site="KTWX") is MetadataIssue.PLATFORM_MISMATCH
     key, content = list(samples.items())[1]
     data = bz2.decompress(content[4:])
-    place = data.rfind(SITE.encode())
-    assert chunk_refusal(key, ldm(data[:place] + b"KTWX" + data[place + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
+    offset = data.rfind(SITE.encode())
+    assert chunk_refusal(key, ldm(data[:offset] + b"KTWX" + data[offset + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
 
 
 def test_the_first_chunk_of_an_unknown_site_has_no_geolocation_but_the_next_chunk_has_one(

@@ -220,7 +220,7 @@ def test_key_header_and_first_radial_must_agree_on_the_time() -> None:
         (2.5, 0.0, 0.0),
         (30.0, 60.0, 30.0),
         (-60.0, 0.0, -60.0),
-        # The times of key, header and radial: two of them are a millisecond more than the tolerance apart.
+        # Of the times of key, header and radial, two are a millisecond more than the tolerance apart.
         (0.0, 60.001, None),
         (60.001, 0.0, None),
         (30.0, -30.001, None),
@@ -310,16 +310,16 @@ def test_every_site_of_the_network_is_in_the_table() -> None:
 
 def ends_of(uncompressed: bytes) -> list[int]:
     """Return the offset of each radial's body in an uncompressed volume of type 31."""
-    places, place = [], uncompressed.find(SITE.encode(), 24)
-    while place >= 0:
-        places.append(place)
-        place = uncompressed.find(SITE.encode(), place + 1)
-    return places
+    offsets, offset = [], uncompressed.find(SITE.encode(), 24)
+    while offset >= 0:
+        offsets.append(offset)
+        offset = uncompressed.find(SITE.encode(), offset + 1)
+    return offsets
 
 
 @pytest.mark.clause("OPR-15")
 def test_a_last_radial_before_the_first_or_after_the_longest_volume_is_a_time_mismatch(uncompressed: bytes) -> None:
-    place = ends_of(uncompressed)[-1]
+    offset = ends_of(uncompressed)[-1]
     for after, code in (
         (timedelta(0), None),
         (LONGEST_VOLUME, None),
@@ -328,7 +328,7 @@ def test_a_last_radial_before_the_first_or_after_the_longest_volume_is_a_time_mi
         (timedelta(days=1), MetadataIssue.TIME_MISMATCH),
     ):
         day, milliseconds = clock(START + after)
-        content = uncompressed[: place + 4] + struct.pack(">IH", milliseconds, day) + uncompressed[place + 10 :]
+        content = uncompressed[: offset + 4] + struct.pack(">IH", milliseconds, day) + uncompressed[offset + 10 :]
         if code is None:
             assert read(content).end == START + after
         else:
@@ -336,8 +336,8 @@ def test_a_last_radial_before_the_first_or_after_the_longest_volume_is_a_time_mi
 
 
 def test_a_last_radial_of_another_radar_is_a_platform_mismatch(uncompressed: bytes) -> None:
-    place = ends_of(uncompressed)[-1]
-    assert refusal(uncompressed[:place] + b"KTWX" + uncompressed[place + 4 :]) is MetadataIssue.PLATFORM_MISMATCH
+    offset = ends_of(uncompressed)[-1]
+    assert refusal(uncompressed[:offset] + b"KTWX" + uncompressed[offset + 4 :]) is MetadataIssue.PLATFORM_MISMATCH
 
 
 @pytest.mark.clause("OPR-16")
@@ -351,7 +351,7 @@ def test_if_neither_end_of_a_volume_has_velocity_only_the_first_radial_s_moments
     assert "nexrad:moments" not in stored.properties
     assert stored.properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
     assert stored.properties["nexrad:elevations"] == [0.483, 0.879]
-    # A gzipped volume without packed records is read whole, with every cut.
+    # A gzipped volume without packed records is read whole, so its moments are those of every elevation cut.
     assert read(gzip.compress(uncompressed[:fourth])).properties["nexrad:moments"] == list(MOMENTS)
 
 
@@ -389,7 +389,7 @@ def test_a_sample_truncated_at_any_byte_is_refused_or_unchecked(volume: bytes, u
         for around in (end - 1, end + 5):
             assert outcome(gzip.compress(volume[:around])) in TRUNCATION_CODES, around
     # A volume without packed records is suspect if truncated before a radial, and refused if truncated elsewhere.
-    for end in [place - 28 for place in ends_of(uncompressed)][1:]:
+    for end in [offset - 28 for offset in ends_of(uncompressed)][1:]:
         assert is_unchecked(outcome(uncompressed[:end])), end
         for around in (end - 1, end + 1, end + 27, end + 29):
             assert outcome(uncompressed[:around]) in TRUNCATION_CODES, around
@@ -498,8 +498,8 @@ def test_a_truncated_record_is_refused_although_its_first_radial_is_complete() -
 def test_a_count_beyond_the_format_s_maximum_is_limited(
     marker: bytes, offset: int, claimed: int, uncompressed: bytes
 ) -> None:
-    place = uncompressed.index(marker) + offset
-    content = uncompressed[:place] + struct.pack(">H", claimed) + uncompressed[place + 2 :]
+    offset = uncompressed.index(marker) + offset
+    content = uncompressed[:offset] + struct.pack(">H", claimed) + uncompressed[offset + 2 :]
     metadata, expected = read(content), read(uncompressed)
     # Of 65,535 cuts the reader takes a pattern's maximum; zeros follow the sample's twelve.
     assert set(metadata.native["pattern"]["elevations"]) - {0.0} == set(expected.native["pattern"]["elevations"])
@@ -509,11 +509,13 @@ def test_a_count_beyond_the_format_s_maximum_is_limited(
 
 
 def test_the_radar_s_status_is_read(uncompressed: bytes) -> None:
-    place = uncompressed.index(struct.pack(">4H", 16, 2, 4, 2))
+    offset = uncompressed.index(struct.pack(">4H", 16, 2, 4, 2))
 
     def status_of(rda: int, operability: int, build: int = 1900) -> tuple[Any, Any, Any]:
-        status = struct.pack(">HH", rda, operability) + uncompressed[place + 4 : place + 18] + struct.pack(">H", build)
-        properties = read(uncompressed[:place] + status + uncompressed[place + 20 :]).properties
+        status = (
+            struct.pack(">HH", rda, operability) + uncompressed[offset + 4 : offset + 18] + struct.pack(">H", build)
+        )
+        properties = read(uncompressed[:offset] + status + uncompressed[offset + 20 :]).properties
         return tuple(
             properties.get(name) for name in ("nexrad:rda-status", "nexrad:operability-status", "processing:software")
         )
@@ -548,16 +550,16 @@ def test_gate_spacing_is_read_if_the_format_allows_it_and_there_is_reflectivity(
 
 
 def test_an_elevation_below_the_horizon_is_negative(uncompressed: bytes) -> None:
-    place = uncompressed.index(struct.pack(">HHH", 2, 212, 12)) - 2 + 22
+    offset = uncompressed.index(struct.pack(">HHH", 2, 212, 12)) - 2 + 22
     for code, degrees in ((0xFFDC, -0.198), (0x0058, 0.483)):
-        content = uncompressed[:place] + struct.pack(">H", code) + uncompressed[place + 2 :]
+        content = uncompressed[:offset] + struct.pack(">H", code) + uncompressed[offset + 2 :]
         assert degrees in read(content).properties["nexrad:elevations"]
 
 
 def test_a_frequency_out_of_band_is_omitted(uncompressed: bytes) -> None:
-    place = uncompressed.index(struct.pack(">i", FREQUENCY_MHZ))
+    offset = uncompressed.index(struct.pack(">i", FREQUENCY_MHZ))
     for stated, expected in {2700: 2700, 3000: 3000, 2699: None, 3001: None, 0: None, -1: None}.items():
-        content = uncompressed[:place] + struct.pack(">i", stated) + uncompressed[place + 4 :]
+        content = uncompressed[:offset] + struct.pack(">i", stated) + uncompressed[offset + 4 :]
         assert read(content).properties.get("nexrad:frequency-mhz") == expected
 
 

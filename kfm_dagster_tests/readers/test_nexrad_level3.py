@@ -267,7 +267,7 @@ def test_an_object_has_the_same_metadata_with_the_bytes_of_its_transmission() ->
         assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
         metadata = read(key, as_transmitted(framed(content)))
         assert metadata.properties == {**expected.properties, "nexrad:compression": "zlib"}
-        # The last frame may be uncompressed, and without a control block.
+        # The last frame can be uncompressed, and the control block can be missing.
         assert read(key, framed(content, control=b"", plain=1)).properties == metadata.properties
 
 
@@ -303,7 +303,7 @@ def test_the_time_of_the_key_must_be_between_the_start_of_the_scan_and_the_produ
 @pytest.mark.clause("OPR-26")
 def test_header_and_product_description_must_agree_and_the_coverage_pattern_must_fit_the_radar() -> None:
     key, content = sample()
-    for place, layout, value, expected in (
+    for offset, layout, value, expected in (
         # Another product, day or second in the header.
         (0, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
         (2, "H", 30_000, MetadataIssue.TIME_MISMATCH),
@@ -319,7 +319,7 @@ def test_header_and_product_description_must_agree_and_the_coverage_pattern_must
         # A radar in maintenance has no pattern.
         (34, "h", 0, None),
     ):
-        result = outcome(key, patched(content, place, layout, value))
+        result = outcome(key, patched(content, offset, layout, value))
         codes = result if isinstance(result, MetadataIssue) else [code for code, _ in result.findings]
         assert codes in (expected, [expected] if expected else [])
 

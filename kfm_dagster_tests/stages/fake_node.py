@@ -69,13 +69,13 @@ class FakeNode(StageNode):
             raise self.fails
         return self.batch
 
-    def verify(self, made: list[Envelope], /) -> None:
+    def verify(self, output: list[Envelope], /) -> None:
         if self.verification_fails:
             raise self.verification_fails
 
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+    def apply(self, tx: Transaction, output: list[Envelope], /) -> list[Envelope]:
         self.calls.append("apply")
-        return made
+        return output
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         bad = sum(1 for unit in batch if unit.failure and not unit.gate_issues)

@@ -47,7 +47,7 @@ STRICTER = {("gates", gate, "on_failure") for gate in ("G1", "G3", "G4", "G5", "
     ("clock", "unlocked"),
     ("human_review",),
 }
-"""The keys in which configs/strict may differ from the shipped card."""
+"""The keys in which configs/strict is allowed to differ from the shipped card."""
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
     f"{page.relative_to(ROOT)}"
@@ -194,7 +194,7 @@ def test_no_text_of_the_product_claims_exactly_once() -> None:
     assert claims == []
 
 
-def test_omitted_keys_have_this_release_s_values(tmp_path: Path) -> None:
+def test_omitted_files_and_keys_have_the_values_of_this_release(tmp_path: Path) -> None:
     (tmp_path / STATE_MACHINE).write_text(TEXTS[STATE_MACHINE], encoding="utf-8")
     assert Card.load(tmp_path).replay_plan == Card.load().replay_plan
     assert Card.load(tmp_path).alerts == Card.load().alerts

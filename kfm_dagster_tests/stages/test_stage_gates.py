@@ -419,26 +419,26 @@ def test_a_worker_that_fails_after_a_takeover_keeps_the_record_of_the_other_work
 
 
 @pytest.mark.clause("PCS-04", "PCS-06")
-@pytest.mark.parametrize("away", ["the intent", "the attempt", "the record", "all of them"])
+@pytest.mark.parametrize("failing", ["the intent", "the attempt", "the record", "all of them"])
 def test_a_failure_that_cannot_be_recorded_still_requests_a_retry(
-    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, away: str
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     refuse = Mock(side_effect=OperationalError("UPDATE", {}, Exception("connection refused")))
     upstream = first(runner)
     with monkeypatch.context() as broken:
-        for name, (place, attribute) in {
+        for name, (owner, attribute) in {
             "the intent": (runner.nodes, "fail"),
             "the attempt": (StageLifecycle, "fail"),
             "the record": (type(runner.run_states), "put"),
         }.items():
-            if away in {name, "all of them"}:
-                broken.setattr(place, attribute, refuse)
+            if failing in {name, "all of them"}:
+                broken.setattr(owner, attribute, refuse)
         with pytest.raises(StageFailedError) as failed:
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
         assert isinstance(failed.value.cause, OSError)
         assert failed.value.error_class is ErrorClass.E_INTERNAL
         assert runner.lifecycle.retry_in("run", SECOND, failed.value.error_class) is not None
-        if away == "all of them":
+        if failing == "all of them":
             broken.setattr(StageStore, "newest", refuse)
             policy = runner.card.retry_policy
             tries = range(1, policy.max_retries + 2)
@@ -471,7 +471,7 @@ def test_recovery_closes_the_other_attempts_although_one_worker_ends_meanwhile(
     with runner.database.transaction() as tx:
         running = runner.lifecycle.store.unfinished(["run", "other"], limit=10, tx=tx)
         runner.lifecycle.store.move(running[0], StageState.SUCCEEDED, tx=tx)
-    # Recovery gets the attempts as the sensor read them before that end.
+    # Recovery gets the attempts as the sensor had read them before the first one ended.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
     runner.lifecycle.close(["run", "other"])
     ended = [own_tx(runner.lifecycle.store).newest(attempt.run_id, attempt.stage) for attempt in running]

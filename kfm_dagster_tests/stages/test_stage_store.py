@@ -161,7 +161,7 @@ def test_a_retry_keeps_key_and_inputs_and_records_number_and_interval(database: 
     assert 0 < retry[0]["details"]["interval_seconds"] <= waited
     done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == done
-    # A succeeded stage may be opened again with other inputs under the same key.
+    # A succeeded stage can be opened again with other inputs under the same key.
     assert opened(store, database, input_hashes=[]).attempt == 3
     assert [row.state for row in own_tx(store).of_run("run")] == ["rolled_back", "succeeded", "pending"]
 

@@ -110,7 +110,7 @@ def test_the_kernel_s_clock_is_locked_only_while_it_is_synchronised() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex is Linux's")
 def test_this_kernel_answers_and_has_one_clock() -> None:
-    if (result := adjtimex()) is not None:  # a sandbox may refuse the call
+    if (result := adjtimex()) is not None:  # a sandbox can refuse the call
         answer, ntp = result
         assert 0 <= answer <= 5
         # The kernel limits the maximum error to 16 s; a wrong layout would give other values.

@@ -113,7 +113,7 @@ def test_an_attempt_is_one_trace_with_a_span_for_each_operator(attempts: list[At
 
 
 @pytest.mark.clause("TEL-02", "TEL-06")
-def test_a_failure_is_marked_by_its_code_and_a_dead_worker_by_the_recovery(by_end: Chosen) -> None:
+def test_the_span_of_a_failure_has_its_code_and_recovery_marks_the_span_of_a_dead_worker(by_end: Chosen) -> None:
     failed = by_end("missing_object", 1)
     assert failed.errors["integrity_check"] == "missing_object"
     assert set(failed.spans) & {"metadata_extract", "stac_register", "provenance_emit"} == set()

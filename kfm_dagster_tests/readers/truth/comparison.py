@@ -146,7 +146,7 @@ class Outcome:
         return [str(item) for item in self.compared if not item.is_equal]
 
     def largest(self, unit: str) -> float | None:
-        """Return the largest difference in a unit, None if no value has the unit."""
+        """Return the largest difference of values in a unit; None if no value has the unit."""
         return max((item.difference for item in self.compared if item.unit == unit), default=None)
 
 

@@ -124,8 +124,8 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
         # The reference has minutes.
         yield same("valid_time", [f"{moment:%Y%m%d%H%M}" for moment in valid], sorted(answers["validity"]))
     if layers := metadata.layers:
-        places = [(field["offset"], field["length"]) for field in answers["fields"]]
-        yield same("layers", [(layer.offset, layer.length) for layer in layers], places)
+        ranges = [(field["offset"], field["length"]) for field in answers["fields"]]
+        yield same("layers", [(layer.offset, layer.length) for layer in layers], ranges)
     if real.groups:
         yield same("grib:message-count", metadata.properties["grib:message-count"], answers["n_fields"])
 

@@ -36,7 +36,7 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
 def isd(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     expected, properties = real.expected, metadata.properties
     first, last = (datetime.fromisoformat(expected[side]) for side in ("first", "last"))
-    place = (expected["lon"], expected["lat"])
+    position = (expected["lon"], expected["lat"])
     values = {
         "usaf": properties.get("isd:usaf", "999999"),
         "wban": properties.get("isd:wban", "99999"),
@@ -58,8 +58,8 @@ def isd(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     yield seconds("start", metadata.start, first, within=0)
     yield seconds("end", metadata.end, last, within=0)
     yield seconds("datetime", metadata.datetime, first, within=0)
-    yield same("geometry", metadata.geometry, {"type": "Point", "coordinates": place})
-    yield degrees("bbox", bounding_box(metadata.geometry), (*place, *place))
+    yield same("geometry", metadata.geometry, {"type": "Point", "coordinates": position})
+    yield degrees("bbox", bounding_box(metadata.geometry), (*position, *position))
     yield same("platform", properties["platform"], f"{expected['usaf']}-{expected['wban']}")
     yield same("records", metadata.native["records"], expected["records"])
     yield same("isd:position-count", properties["isd:position-count"], len(expected["positions"]))

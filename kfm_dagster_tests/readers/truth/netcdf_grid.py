@@ -51,7 +51,7 @@ def netcdf_grid(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared
     yield seconds("end", metadata.end, datetime.fromisoformat(attrs["time_coverage_end"]))
     sides = [float(attrs[f"geospatial_{side}"]) for side in ("lon_min", "lat_min", "lon_max", "lat_max")]
     yield degrees("proj:bbox", properties["proj:bbox"], sides)
-    # The file's 0 to 360 is the whole globe.
+    # The file's longitudes from 0 to 360 are the whole globe.
     yield degrees("bbox", bounding_box(metadata.geometry), [-180.0, sides[1], 180.0, sides[3]])
     yield same("proj:shape", properties["proj:shape"], [expected["dimensions"]["lat"], expected["dimensions"]["lon"]])
     for name, dimensions in expected["variables"].items():

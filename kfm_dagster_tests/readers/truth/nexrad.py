@@ -61,8 +61,8 @@ def nexrad_level2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
         ("msg_type", str(first["message_type"])),
     ):
         yield same(name, value, expected[name])
-    place = tuple((first["position"] or dict.fromkeys(("latitude", "longitude", "height_m"))).values())
-    yield same("position", place, (expected["lat"], expected["lon"], expected["alt_m"]))
+    position = tuple((first["position"] or dict.fromkeys(("latitude", "longitude", "height_m"))).values())
+    yield same("position", position, (expected["lat"], expected["lon"], expected["alt_m"]))
     yield same("vcp_message_5", pattern["number"] if pattern else None, expected["vcp"])
     if expected["vcp"]:
         yield same("vcp", (properties["nexrad:vcp"], first["vcp"]), (expected["vcp"], expected["vcp"]))
@@ -126,9 +126,11 @@ def nexrad_chunks(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
         yield same("extension", native["header"]["extension"], magic.rpartition(".")[2])
         yield same("icao_header", native["header"]["icao"], answers["site"])
     else:
-        place = native["first"]["position"]
-        yield same("position", (place["latitude"], place["longitude"]), (whole["latitude"], whole["longitude"]))
-        yield same("alt_m", (place["height_m"], properties["nexrad:height-m"]), (whole["altitude"], whole["altitude"]))
+        position = native["first"]["position"]
+        yield same("position", (position["latitude"], position["longitude"]), (whole["latitude"], whole["longitude"]))
+        yield same(
+            "alt_m", (position["height_m"], properties["nexrad:height-m"]), (whole["altitude"], whole["altitude"])
+        )
         yield same("nexrad:cuts", properties["nexrad:cuts"] in range(1, whole["nsweeps"] + 1), True)
     if is_last:
         yield same("nexrad:cuts", properties["nexrad:cuts"], whole["nsweeps"])
@@ -249,8 +251,8 @@ def _parameters(description: Mapping[str, Any]) -> dict[str, Any]:
         parameters |= {"min": values[4] * scale, "max": values[5] * scale}
     elif code not in {58, 80}:
         parameters["max"] = values[4] * scale
-    for name, place, product in (("avg_time", 5, 32), ("rainfall_begin", 5, 80), ("rainfall_end", 7, 80)):
+    for name, number, product in (("avg_time", 5, 32), ("rainfall_begin", 5, 80), ("rainfall_end", 7, 80)):
         if code == product:
-            day, minutes = values[place], values[place + 1]
+            day, minutes = values[number], values[number + 1]
             parameters[name] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day - 1, minutes=minutes)
     return parameters

@@ -35,7 +35,7 @@ def volume(sigmas: Sigmas = DECLARED) -> PathArrival:
     return path_arrival(facts, ts_start=START, reference=START, tau=TAU, options=PathOptions(sigmas=sigmas))
 
 
-def test_g3_passes_computed_paths_and_names_the_unit_of_a_broken_one() -> None:
+def test_g3_passes_computed_paths_and_names_the_unit_of_a_broken_path() -> None:
     beams = volume().beams
     passed = path_conventions({GOOD: beams})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G3, True, "0 faults in 5 paths")
@@ -55,7 +55,7 @@ def test_g3_requires_a_minimum_number_of_points_and_elements_no_longer_than_a_sa
     assert "f_s allows" in failed.findings[0].what
 
 
-def test_g7_passes_computed_covariances_and_names_the_unit_of_a_singular_one() -> None:
+def test_g7_passes_computed_covariances_and_names_the_unit_of_a_singular_covariance() -> None:
     faulty = volume()
     good = {"T_arr": faulty.t_covariance, "T_arr, Phi at 0.5 degrees": faulty.phase_covariance[0]}
     assert covariance_consistency({GOOD: good}).passed
