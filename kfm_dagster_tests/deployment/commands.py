@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def parsed(command: Sequence[str]) -> dict[str, Any]:
-    """Return a command's parsed parameters. Raises click.UsageError for unknown ones."""
+    """Return a command's parsed parameters. Raises click.UsageError for an unknown parameter."""
     tool, *words = command
     if tool == "python":
         assert words[0] == "-m"

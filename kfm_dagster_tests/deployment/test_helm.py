@@ -198,9 +198,9 @@ def snaked(values: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.clause("DAG-09")
 def test_the_instance_equals_that_of_one_machine_except_for_the_kubernetes_launcher() -> None:
     ours, every = instance(), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
-    # -1 keeps everything, as does the omitted key in one machine's file.
+    # -1 keeps everything, as the missing key does in the file of one machine.
     assert [rule["purge_after_days"].pop("started") for rule in ours["retention"].values()] == [-1, -1]
-    # 0, the default in one machine's file.
+    # 0 is the default, which applies in the file of one machine.
     assert ours["run_monitoring"].pop("max_resume_run_attempts") == 0
     logs = ours.pop("compute_logs")
     assert f"s3://{logs['bucket']}" == SETTINGS["KFM_COMPUTE_LOGS_URL"]
@@ -292,7 +292,7 @@ def test_every_command_parses_and_every_variable_is_a_setting() -> None:
 
 
 def test_the_code_server_accepts_its_options() -> None:
-    # As in the chart (deployment-user.yaml).
+    # The chart starts the server with this command (deployment-user.yaml).
     served = ["dagster", "api", "grpc", "-h", "0.0.0.0", "-p", str(CODE["port"]), *CODE["dagsterApiGrpcArgs"]]
     assert parsed(served)["module_name"] == "kfm_dagster.definitions"
     web = VALUES["dagsterWebserver"]

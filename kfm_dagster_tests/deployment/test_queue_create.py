@@ -1,4 +1,4 @@
-"""`kfm queue create` creates once, reports and repairs drift; Terraform and IAM agree."""
+"""`kfm queue create` creates a queue once, and reports and repairs drift; Terraform and IAM policy agree."""
 
 from __future__ import annotations
 
