@@ -25,7 +25,7 @@ CLAUSES = pytest.mark.clause("BEY-02", "BEY-03", "BEY-09", "WAL-04", "WAL-05", "
 @CLAUSES
 @pytest.mark.clause("BEY-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_killed_processes_with_a_resident_worker_lose_and_double_nothing_on_sqlite(
+def test_on_sqlite_killed_processes_beside_a_resident_worker_lose_and_double_no_unit(
     tmp_path: Path, figure: Figure
 ) -> None:
     report = run_campaign(
@@ -44,10 +44,10 @@ def test_killed_processes_with_a_resident_worker_lose_and_double_nothing_on_sqli
 @pytest.mark.deployment
 @CLAUSES
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_killed_processes_and_a_server_that_is_struck_lose_and_double_nothing_on_postgresql(
+def test_on_postgresql_killed_processes_and_failures_of_the_server_lose_and_double_no_unit(
     tmp_path: Path, figure: Figure
 ) -> None:
-    # Not below pytest's folder: the server may run as a user of its own.
+    # Not below pytest's folder, which is private: on some machines the server runs as another user.
     with tempfile.TemporaryDirectory(prefix="kfm-campaign-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         with RestartablePostgres(Path(folder) / "data") as server:

@@ -1,4 +1,4 @@
-"""`make bench`, its costs and `make soak`: each row counts, and the documents agree."""
+"""`make bench` measures each row; the documents have the costs computed from it; `make soak` runs its parts."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def figures(case: Case) -> dict[str, Any]:
         received = {"messages": 20, "messages_per_second": 2_000.0, "cpu_ms_per_message": 0.25}
         return {"dataset": "hrrr", "database": place.database, **received}
     if case.table == "pressure":
-        asked = float(arguments.get("--rate", 0))
-        return {"rate": asked, "phases": [phase(name, rate) for name, rate in (("before", 1_000.0), ("under", 920.0))]}
+        rate = float(arguments.get("--rate", 0))
+        return {"rate": rate, "phases": [phase(name, done) for name, done in (("before", 1_000.0), ("under", 920.0))]}
     if case.table == "quiet":
         return {"database": "sqlite", "percent_of_a_core": 1.9, "by_process": {"code server": 1.5, "daemon": 0.4}}
     if case.table == "latency":
@@ -104,12 +104,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def called(tmp_path: Path, *arguments: str) -> Path:
     out = tmp_path / "performance.md"
-    given = ["--units", "7", "--seconds", "3", "--home", str(tmp_path / "home"), "--out", str(out), *arguments]
-    CliRunner().invoke(main, given, catch_exceptions=False, standalone_mode=False)
+    options = ["--units", "7", "--seconds", "3", "--home", str(tmp_path / "home"), "--out", str(out), *arguments]
+    CliRunner().invoke(main, options, catch_exceptions=False, standalone_mode=False)
     return out
 
 
-def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: list[str]) -> None:
+def test_every_row_is_measured_and_printed_with_its_command(tmp_path: Path, ran: list[str]) -> None:
     text = called(tmp_path).read_text()
     assert ran == [case.command for case in ROWS]
     assert all(f"    {command}\n" in text for command in ran)
@@ -126,7 +126,7 @@ def test_every_row_is_measured_and_stands_with_its_command(tmp_path: Path, ran: 
     assert "| hrrr | 50 ms | postgresql | store | 7 | 3.0 |  | 5.0 | 2.0 |" in text
 
 
-def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> None:
+def test_single_rows_can_be_measured(tmp_path: Path, ran: list[str]) -> None:
     called(tmp_path, "--match", "latency --rate 1 .*20$")
     assert len(ran) == 1
     text = called(tmp_path, "--match", r"benchmarks\.latency", "--only-missing").read_text()
@@ -144,13 +144,13 @@ def run():
         pass
 
 if __name__ == "__main__":
-    # As the code server does: a process of its own forks the runs, and waits for them.
+    # As in the code server, a separate process forks the runs and waits for their ends.
     context = multiprocessing.get_context("forkserver")
     runs = [context.Process(target=run) for _ in range(2)]
-    for one in runs:
-        one.start()
-    for one in runs:
-        one.join()
+    for process in runs:
+        process.start()
+    for process in runs:
+        process.join()
     print("done", flush=True)
     sys.stdin.read()
 """
@@ -174,25 +174,25 @@ def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 
 
-def test_the_guide_has_the_tables_that_the_prices_come_to(contracts: ContractRegistry) -> None:
+def test_the_guide_has_the_tables_computed_from_the_prices(contracts: ContractRegistry) -> None:
     assert tables(costs(), contracts) in DEPLOY.read_text(encoding="utf-8")
 
 
-def test_each_price_and_assumption_counts() -> None:
-    given = costs()
-    whole = {**given.per_unit(1e6), **given.fixed()}
+def test_each_price_and_each_assumption_changes_the_costs() -> None:
+    base = costs()
+    total = {**base.per_unit(1e6), **base.fixed()}
     for group in ("prices", "assumptions"):
-        for name, value in getattr(given, group).items():
-            other = replace(given, **{group: {**getattr(given, group), name: 2 * value}})
-            assert {**other.per_unit(1e6), **other.fixed()} != whole, name
+        for name, value in getattr(base, group).items():
+            other = replace(base, **{group: {**getattr(base, group), name: 2 * value}})
+            assert {**other.per_unit(1e6), **other.fixed()} != total, name
 
 
-def test_objects_of_some_hours_only_count_in_these(contracts: ContractRegistry) -> None:
+def test_objects_that_come_only_in_some_hours_are_counted_only_in_these(contracts: ContractRegistry) -> None:
     assert objects_a_day(contracts["nexrad-l2"]) == 24 * 1300
     assert objects_a_day(contracts["ocean"]) == 1
 
 
-def test_measurements_without_the_row_are_refused(tmp_path: Path) -> None:
+def test_costs_are_refused_if_their_row_was_not_measured(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text(PERFORMANCE.read_text(encoding="utf-8").replace("| hrrr |", "| gfs |"))
     with pytest.raises(LookupError, match="make bench"):
         costs(performance=tmp_path / "performance.md")
@@ -202,7 +202,7 @@ NAMES = [part.name for part in soak.parts(1)]
 
 
 @pytest.mark.parametrize("part", soak.parts(1), ids=lambda part: part.name)
-def test_a_part_is_a_command_with_these_options(part: soak.Part) -> None:
+def test_the_options_of_each_part_s_command_exist(part: soak.Part) -> None:
     flag, module, *arguments = part.command
     assert flag == "-m"
     if module == "pytest":
@@ -217,17 +217,17 @@ def test_a_part_is_a_command_with_these_options(part: soak.Part) -> None:
         assert f'"{option}"' in source
 
 
-def test_a_scale_that_is_no_fraction_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_scale_that_is_not_a_fraction_gives_one_error_line(capfd: pytest.CaptureFixture[str]) -> None:
     for scale in ("", "a tenth", "-x", "0", "-1", "1.01", "nan", "inf"):
         assert soak.main([f"--scale={scale}"]) == 2
-        out, said = capfd.readouterr()
-        assert (out, said) == ("", f"soak: SCALE is a number above 0, at most 1; observed {scale!r}\n")
+        out, err = capfd.readouterr()
+        assert (out, err) == ("", f"soak: SCALE is a number above 0, at most 1; observed {scale!r}\n")
 
 
-def test_an_unknown_part_is_one_line_with_the_parts_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_gives_one_error_line_with_the_known_parts(capfd: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["simulation", "mial-sqlite"]) == 2
-    out, said = capfd.readouterr()
-    assert (out, said) == ("", f"soak: no part mial-sqlite; there are {', '.join(NAMES)}\n")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", f"soak: no part mial-sqlite; there are {', '.join(NAMES)}\n")
 
 
 def test_the_figures_of_a_part_are_printed_before_the_next_one_begins(
@@ -248,7 +248,7 @@ def test_the_figures_of_a_part_are_printed_before_the_next_one_begins(
     ]
 
 
-def test_what_make_soak_is_given_reaches_the_soak() -> None:
-    given = ["make", "-n", "soak", "PART=simulation mail-sqlite", "SCALE=0.1"]
-    done = subprocess.run(given, cwd=soak.ROOT, capture_output=True, text=True, check=True)
+def test_the_arguments_of_make_soak_are_passed_to_the_soak() -> None:
+    command = ["make", "-n", "soak", "PART=simulation mail-sqlite", "SCALE=0.1"]
+    done = subprocess.run(command, cwd=soak.ROOT, capture_output=True, text=True, check=True)
     assert 'benchmarks.soak --scale="0.1" simulation mail-sqlite' in done.stdout

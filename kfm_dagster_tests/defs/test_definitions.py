@@ -1,4 +1,4 @@
-"""The resolved asset graph and its descriptions, executors, and `dg` in the checkout."""
+"""The resolved asset graph with its descriptions; the executors; `dg` in the checkout."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_dataset_has_the_same_name_in_keys_groups_ops_and_jobs(
 
 
 @pytest.mark.clause("DAG-08")
-def test_freshness_policies_follow_the_contracts_and_a_sample_has_none(
+def test_freshness_policies_follow_the_contracts_and_a_sample_feed_has_none(
     contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     def policies(settings: Settings) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_freshness_policies_follow_the_contracts_and_a_sample_has_none(
 
 
 @pytest.mark.clause("DAG-08")
-def test_every_announced_dataset_has_a_schedule_for_its_last_whole_day(
+def test_every_announced_dataset_has_a_schedule_for_its_last_complete_day(
     definitions: dg.Definitions, contracts: ContractRegistry
 ) -> None:
     repository = definitions.get_repository_def()
@@ -140,7 +140,7 @@ def test_every_announced_dataset_has_a_schedule_for_its_last_whole_day(
     at = datetime(2025, 12, 4, 6, 40, tzinfo=UTC)
     [goes] = tick("nodd_list_goes_abi", at).run_requests
     assert (goes.partition_key, goes.run_key) == ("2025-12-03", "2025-12-03")
-    # The ocean's object is expected three days after its day.
+    # An object of the dataset ocean is expected three days after its day.
     [ocean] = tick("nodd_list_ocean", at).run_requests
     assert ocean.partition_key == "2025-11-30"
     early = tick("nodd_list_goes_abi", datetime(1995, 1, 1, tzinfo=UTC))
@@ -148,7 +148,7 @@ def test_every_announced_dataset_has_a_schedule_for_its_last_whole_day(
 
 
 @pytest.mark.clause("DAG-08")
-def test_runs_of_a_dataset_have_its_tag(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
+def test_runs_of_a_dataset_are_tagged_with_its_id(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
     for contract in contracts:
         job = definitions.resolve_job_def(f"ingest_{slug(contract.id)}")
         tags = {name: value for name, value in job.tags.items() if name.startswith("kfm/")}
@@ -164,8 +164,8 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
         *repository.sensor_defs,
         *(check for checks in definitions.asset_checks or [] for check in checks.check_specs),
     ]
-    assert {"ingest", "ingest_goes_abi", "nodd_messages", "every_unit_succeeded"} <= {each.name for each in named}
-    assert [each.name for each in named if not each.description] == []
+    assert {"ingest", "ingest_goes_abi", "nodd_messages", "every_unit_succeeded"} <= {item.name for item in named}
+    assert [item.name for item in named if not item.description] == []
 
 
 def test_ingest_jobs_do_not_include_assets_outside_of_the_chain(definitions: dg.Definitions) -> None:
@@ -189,7 +189,7 @@ MAX_MODULES = 2_200
 """Dagster imports 880 modules, and 460 more for its storages."""
 
 
-def test_loading_does_not_import_libraries_of_few_runs() -> None:
+def test_loading_the_definitions_does_not_import_libraries_that_only_few_runs_need() -> None:
     modules = set(printed_by(sys.executable, "-c", LOAD).split())
     assert not {"dask", "duckdb", "jinja2", "matplotlib", "pandas", "pint", "pystac"} & modules
     assert len(modules) < MAX_MODULES

@@ -108,7 +108,7 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
 
 
 @pytest.mark.clause("DAG-11")
-def test_a_day_is_one_sentence_that_begins_with_the_failures() -> None:
+def test_a_day_is_described_in_one_sentence_that_begins_with_the_failures() -> None:
     days: list[tuple[dict[Status, int], str]] = [
         ({}, "empty: nothing of this day is known"),
         ({Status.SUCCEEDED: 2}, "2 of 2 succeeded"),
@@ -180,7 +180,7 @@ def test_failing_units_are_linked_to_the_console_up_to_the_page_s_limit() -> Non
 
 
 @pytest.mark.clause("DAG-11")
-def test_units_in_progress_are_marked_as_of_the_step_s_end() -> None:
+def test_counts_with_units_in_progress_are_marked_as_those_when_the_step_ended() -> None:
     def day_of(noun: str, day: DayReport) -> Any:
         return stage_metadata(noun, batch([], checks=0, failed=0), day=day, settings=SETTINGS)["day"]
 
@@ -232,12 +232,12 @@ def land_around(longitude: float, latitude: float) -> bool:
 
 
 def test_land_is_drawn_below_footprints_and_the_documents_pictures_are_current() -> None:
-    # Kansas; Siberia beyond the antimeridian by both longitudes; the South Pole; seas.
+    # On land: Kansas; a point of Siberia, once at -176 and once at 184 degrees; a point near the South Pole.
     for land in ((-98, 38.5), (-176, 67), (184, 67), (30, -88)):
         assert land_around(*land), land
     for sea in ((-150, 20), (-90, 26)):
         assert not land_around(*sea), sea
-    # The pictures of the documents: the world, and countries with states.
+    # Two pictures of the documents: the whole world, and countries with their states.
     for name, corners in (("gefs", (-180, -90, 180, 90)), ("mrms", (-129.995, 20.005, -60.005, 54.995))):
         shown = ET.parse(PICTURES / f"{name}.svg").getroot()
         assert ET.tostring(drawn(footprint_map([box(*corners)]))) == ET.tostring(shown), name
@@ -250,7 +250,7 @@ def test_equal_footprints_are_drawn_once_and_their_number_is_bounded() -> None:
     assert f"distinct outlines: {MAX_OUTLINES + 50}; drawn: {MAX_OUTLINES}" in many
 
 
-def test_a_place_without_extent_is_a_dot() -> None:
+def test_a_footprint_without_extent_is_a_dot() -> None:
     points = {"type": "MultiPoint", "coordinates": [[10, 20], [11, 21]]}
     picture = drawn(footprint_map([{"type": "Point", "coordinates": [9, 20]}, points, box(9, 20, 11, 21)]))
     dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in picture.iterfind("{*}g[@fill]/{*}circle")]

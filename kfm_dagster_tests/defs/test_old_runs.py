@@ -71,7 +71,7 @@ def bench(tmp_path: Path, contracts: Any) -> Iterator[Bench]:
 
 @pytest.fixture
 def ran(instance: dg.DagsterInstance) -> Ran:
-    """Execute a run of a day to its end, and return its id."""
+    """Return a function that executes a run of a day to its end and returns the run's id."""
 
     def run(*assets: Any, day: str = DAYS[0]) -> str:
         done = dg.materialize(BOTH, selection=list(assets or BOTH), partition_key=day, instance=instance)
@@ -113,7 +113,7 @@ def test_only_a_run_that_ended_before_the_limit_is_removed(
     assert removable(instance, bench, ended + timedelta(milliseconds=1)) == {first}
 
 
-def test_a_run_is_removed_with_events_and_logs_but_not_the_newest_of_its_day(
+def test_a_run_is_removed_with_events_and_logs_unless_it_is_the_newest_of_its_day(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran, tmp_path: Path
 ) -> None:
     first, second, other = ran(), ran(), ran(day=DAYS[1])
@@ -179,7 +179,7 @@ def test_an_unfinished_run_and_the_run_that_it_repeats_are_kept(
     assert removable(instance, bench) == {second}
 
 
-def test_an_interrupted_removal_is_completed_by_the_next(
+def test_an_interrupted_removal_is_completed_by_the_next_removal(
     instance: dg.DagsterInstance, bench: Bench, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted = {ran(), ran()}

@@ -161,7 +161,7 @@ def test_a_run_is_a_forked_process_that_outlives_the_code_server(tmp_path: Path)
         launch(deployment)
         [run] = noted(tmp_path / "began")
         importers = (tmp_path / "imports").read_text().splitlines()
-        # The server, and the process from which runs are forked.
+        # The importers are the server, and the process from which runs are forked.
         assert len(importers) == 2
         assert run not in {*importers, *map(str, deployment.pids())}
         assert str(deployment.pids()[0]) in importers
@@ -181,32 +181,32 @@ def test_the_modules_of_a_run_are_imported_before_the_fork(tmp_path: Path) -> No
 @pytest.mark.clause("IEN-02")
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_a_run_has_the_fingerprint_sql_and_memory_of_the_process_it_was_forked_from(tmp_path: Path) -> None:
-    checkout, place = tmp_path / "checkout", tmp_path / "location"
+    checkout, location = tmp_path / "checkout", tmp_path / "location"
     for folder in ("kfm_dagster", "sql"):
         shutil.copytree(ROOT / folder, checkout / folder)
     (checkout / pipeline.LOCKFILE).write_text("pinned==1\n")
-    place.mkdir()
-    (place / "location.py").write_text(CODE_LOCATION)
+    location.mkdir()
+    (location / "location.py").write_text(CODE_LOCATION)
     code = code_fingerprint(
         checkout / "kfm_dagster", checkout / "sql", lockfile=checkout / pipeline.LOCKFILE, image_digest="sha256:image"
     )
     replay_reasons = str(statement("sqlite", "ledger.replay_reasons"))
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(checkout), str(place), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(checkout), str(location), os.environ.get("PYTHONPATH", "")]),
         "KFM_IMAGE_DIGEST": "sha256:image",
     }
     with Deployment(
         tmp_path / "home", environment=environment, daemon=False, dagster_yaml=INSTANCE, module="location"
     ) as deployment:
         # Wait for the server, and for the process from which runs are forked.
-        noted(place / "imports", lines=2)
+        noted(location / "imports", lines=2)
         # Update all files while both processes run.
         (checkout / pipeline.LOCKFILE).write_text("pinned==2\n")
         (checkout / "kfm_dagster" / "later.py").write_text('"""New."""\n')
         (checkout / "sql" / "queries" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
         (checkout / "sql" / "schema" / f"{len(migrations('postgresql')) + 1:04}_later.sql").write_text("SELECT 3;\n")
         launch(deployment)
-        [values] = noted(place / "began")
+        [values] = noted(location / "began")
     numbers = [migration.number for migration in migrations("postgresql")]
     # Objects loaded before the fork are frozen, so the run's garbage collector ignores them.
     assert json.loads(values) == [code.canonical(), replay_reasons, numbers, [True, THRESHOLDS[0]], True]
@@ -290,7 +290,7 @@ def test_a_run_without_a_process_fails_and_is_not_active(
     assert f"the run's process {child.pid} is gone" in [entry.message for entry in instance.all_logs(run.run_id)]
 
 
-def test_runs_that_may_have_a_process_are_not_changed(
+def test_runs_that_possibly_have_a_process_are_not_changed(
     instance: dg.DagsterInstance, child: subprocess.Popen[bytes]
 ) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -373,7 +373,7 @@ def test_reading_an_empty_dagster_home_creates_nothing(home: Path, tmp_path: Pat
         assert sa.inspect(engine).get_table_names() == []
 
 
-def test_unreadable_runs_are_an_error(home: Path) -> None:
+def test_runs_that_cannot_be_read_are_an_error(home: Path) -> None:
     prepare(home)
     filled(home)
     url = os.environ.get("KFM_DAGSTER_DSN") or f"sqlite:///{home}/history/runs.db"

@@ -101,7 +101,7 @@ def test_a_mutation_without_json_or_from_another_site_is_refused(served: Served)
         "a form": (415, "POST", by_link, "x=1", form),
         "no type": (415, "POST", by_link, None, {}),
         "JSON as text": (415, "POST", "/graphql", document("x"), {"Content-Type": "text/plain"}),
-        "JSON, named beside": (
+        "JSON named after another type": (
             415, "POST", "/graphql", document("x"), {"Content-Type": "text/plain; application/json"},
         ),
         "GraphQL": (415, "POST", "/graphql", MUTATION % "x", {"Content-Type": "application/graphql"}),
@@ -109,7 +109,7 @@ def test_a_mutation_without_json_or_from_another_site_is_refused(served: Served)
         "a null origin": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "null"}),
         "another port": (403, "POST", "/graphql", document("x"), {**JSON, "Origin": "http://127.0.0.1:1"}),
         "another site": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site"}),
-        "another port of it": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "same-site"}),
+        "another port of this host": (403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "same-site"}),
         "a form that a person sends": (
             403, "POST", "/graphql", document("x"), {**JSON, "Sec-Fetch-Site": "cross-site", **NAVIGATION},
         ),
@@ -139,17 +139,17 @@ def test_a_page_of_another_site_may_link_to_the_ui_but_not_embed_it(served: Serv
         "followed": (200, {**elsewhere, **NAVIGATION}),
         "in a frame": (403, {**elsewhere, **NAVIGATION, "Sec-Fetch-Dest": "iframe"}),
         "fetched": (403, {**elsewhere, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}),
-        "asked by a script": (403, {"Origin": "https://evil.example"}),
+        "requested by a script": (403, {"Origin": "https://evil.example"}),
         "another host name": (400, {"Host": "evil.example"}),
         "a malformed host": (400, {"Host": "localhost@evil.example"}),
         "a probe of an orchestrator": (200, {"Host": "10.0.0.7:3000"}),
-        "the same over IPv6": (200, {"Host": "[fd00::7]:3000"}),
+        "a probe over IPv6": (200, {"Host": "[fd00::7]:3000"}),
     }
     for name, (status, headers) in shown.items():
         assert served.ask("/runs", **headers)[0] == status, name
 
 
-def test_a_websocket_is_opened_only_by_own_pages_and_refuses_mutations(served: Served) -> None:
+def test_a_websocket_is_opened_only_for_pages_of_the_ui_and_refuses_mutations(served: Served) -> None:
     before = served.limits()
     for headers in (
         {"Origin": "https://evil.example"},

@@ -97,7 +97,7 @@ def test_an_object_is_announced_by_its_providers_topic(
         assert anonymous.read() == b"content"
 
 
-def test_a_record_has_the_shape_of_a_captured_one(shared_data: Path) -> None:
+def test_a_record_has_the_structure_of_a_captured_record(shared_data: Path) -> None:
     captured = json.loads((shared_data / "messages" / "goes17_sqs_body_2019.json").read_text(encoding="utf-8"))
     [theirs] = json.loads(captured["Message"])["Records"]
     bare = theirs["s3"]["object"]
@@ -117,7 +117,7 @@ def test_a_record_has_the_shape_of_a_captured_one(shared_data: Path) -> None:
     assert abs(int(ours["s3"]["object"]["sequencer"][:10], 16) - int(bare["sequencer"][:10], 16)) <= 1
 
 
-def test_keys_are_form_encoded_and_sequencers_grow() -> None:
+def test_keys_are_form_encoded_and_sequencers_increase() -> None:
     first = datetime(2025, 4, 2, 12, 0, 0, 900_000, tzinfo=UTC)
     events = [
         ObjectEvent(bucket="b", key="a b/c:d=e+f", size=1, etag="0", event_time=first + timedelta(milliseconds=200 * n))
@@ -129,7 +129,7 @@ def test_keys_are_form_encoded_and_sequencers_grow() -> None:
     assert all(len(sequencer) == 18 and int(sequencer, 16) for sequencer in sequencers)
 
 
-def test_provisioning_twice_delivers_once(cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry) -> None:
+def test_provisioning_twice_delivers_events_once(cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry) -> None:
     cloud.provision(contracts, visibility_timeout=30, max_receive_count=3)
     feed.announce([feed.event(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY, size=1, etag="0")])
     assert len(drain(cloud)) == 1
@@ -146,7 +146,7 @@ def slowly(method):
         return method(*args, **kwargs)
     return slow
 
-# Both are called between a look at the queue and its change, so that another thread always comes in between.
+# Both are called between a read of the queue and its change, so the delay lets another thread act in between.
 Message.mark_received = slowly(Message.mark_received)
 Message.had_receipt_handle = slowly(Message.had_receipt_handle)
 moto_server._correct_moto()
@@ -171,12 +171,12 @@ print(total - len(received), "lost,", received.total() - len(received), "twice")
 """
 
 
-def test_no_message_is_lost_or_handed_out_twice_under_concurrency() -> None:
+def test_no_message_is_lost_or_delivered_twice_to_concurrent_consumers() -> None:
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "0 lost, 0 twice\n"
 
 
-def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) -> None:
+def test_files_of_a_folder_are_announced_or_skipped(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) -> None:
     files = {
         f"noaa-goes17/{GOES_KEY}": b"goes",
         f"unidata-nexrad-level2/{NEXRAD_KEY}": b"nexrad",
@@ -237,37 +237,38 @@ def test_an_object_that_no_topic_announces_cannot_be_announced(feed: Feed) -> No
         feed.announce([event])
 
 
-def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
+def test_the_chunks_of_a_folder_are_announced_as_their_feed_does(
     cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     chunks = make_nexrad_chunks(site="KTWX", start=datetime(2025, 4, 2, 22, 6, 36, tzinfo=UTC))
     put(tmp_path, [good(CHUNKS_BUCKET, key, content) for key, content in chunks])
     assert feed.from_folder(tmp_path).objects == {"nexrad-l2-chunks": 4}
     parsed = [
-        parse_message(SqsMessage(message_id=one["MessageId"], body=one["Body"]), registry=contracts, queue="q")
-        for one in drain(cloud)
+        parse_message(SqsMessage(message_id=sent["MessageId"], body=sent["Body"]), registry=contracts, queue="q")
+        for sent in drain(cloud)
     ]
-    assert [one.rejections for one in parsed] == [()] * 4
-    assert sorted(unit.key[-5:] for one in parsed for unit in one.envelopes) == ["001-S", "002-I", "003-I", "004-E"]
+    assert [message.rejections for message in parsed] == [()] * 4
+    keys = sorted(unit.key[-5:] for message in parsed for unit in message.envelopes)
+    assert keys == ["001-S", "002-I", "003-I", "004-E"]
     wrong = ObjectEvent(bucket=CHUNKS_BUCKET, key="KTWX/x", size=1, etag="0" * 32, event_time=datetime.now(UTC))
     with pytest.raises(ConfigurationError, match="not of a NEXRAD chunk"):
         feed.announce([wrong])
 
 
-def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_refused(feed: Feed, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"observed .*absent"):
         feed.from_folder(tmp_path / "absent")
 
 
-def test_mended_samples_are_whole_at_once_and_after_another_start(
+def test_mended_samples_are_complete_immediately_and_after_a_restart(
     cloud: EmbeddedCloud, feed: Feed, call: Call, home: Path
 ) -> None:
     size = {item.key: len(item.content) for item in sample_objects()}
     assert sum(size.values()) < 20_000_000
     s3, spoilt = cloud.client("s3"), [item for item in sample_objects() if item.delivery is not StoredAs.WHOLE]
 
-    def whole() -> list[str]:
-        """Return the keys of the spoilt samples that are stored whole."""
+    def stored_completely() -> list[str]:
+        """Return the keys of the spoilt samples that are stored completely."""
         stored = {
             entry["Key"]: entry["Size"]
             for bucket in {item.bucket for item in spoilt}
@@ -282,13 +283,13 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
         refusal = call("demo", "--mend", "--home", str(home))
         refusal.refused("start kfm ui", code=ExitCode.DEPENDENCY_UNAVAILABLE)
     serve_samples(feed, environment=cloud.environment(), home=home)
-    assert whole() == []
+    assert stored_completely() == []
     shell = f". {shlex.quote(str(home / SHELL))}; echo $AWS_ENDPOINT_URL $AWS_ALLOW_HTTP $AWS_ACCESS_KEY_ID"
     variables = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
     assert variables == [cloud.environment()[name] for name in re.findall(r"AWS_\w+", shell)]
     answer = call("demo", "--mend", "--home", str(home))
     assert answer.out.splitlines() == [f"s3://{item.bucket}/{item.key} is whole" for item in spoilt]
-    assert len(whole()) == len(spoilt) == 2
+    assert len(stored_completely()) == len(spoilt) == 2
     for item in spoilt:
         s3.delete_object(Bucket=item.bucket, Key=item.key)
     # A folder that a demo ingested is also served; a deleted one is left out.
@@ -296,12 +297,12 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
     for folder in (home / "more", home / "absent", home / "more"):
         serve_folder(home, folder)
     serve_samples(feed, environment=cloud.environment(), home=home)
-    assert len(whole()) == 2
+    assert len(stored_completely()) == 2
     assert s3.head_object(Bucket=CHUNKS_BUCKET, Key="KTWX/1/20250402-220636-001-S")["ContentLength"] == 7
     assert call("demo", "--mend", "--all-datasets").code == ExitCode.USAGE
 
 
-def test_leaving_the_context_leaves_no_process() -> None:
+def test_no_process_of_the_cloud_outlives_its_context() -> None:
     before = set(psutil.Process().children(recursive=True))
     with EmbeddedCloud() as cloud:
         process = psutil.Process(cloud.pid)

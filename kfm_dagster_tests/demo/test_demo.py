@@ -40,7 +40,7 @@ COUNT = "SELECT count(*) FROM etl_steps WHERE batch_id IS NULL"
 @pytest.mark.deployment
 @pytest.mark.clause("DAG-11", "PCS-19", "PCS-22")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_and_can_be_exported(
+def test_a_demo_of_a_folder_launches_no_run_without_units_publishes_all_steps_and_can_be_exported(
     tmp_path: Path,
 ) -> None:
     for number in range(4):
@@ -67,7 +67,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
 
 
 def counts_of(json_text: str) -> dict[str, tuple[int, ...]]:
-    """Return received, succeeded, quarantined and duplicate units of each dataset with any."""
+    """Return received, succeeded, quarantined and duplicate units of each dataset that has any of them."""
     names = ("received", "succeeded", "quarantined", "duplicates")
     datasets = json.loads(json_text)["datasets"]
     return {dataset: tuple(map(figures.get, names)) for dataset, figures in datasets.items() if any(figures.values())}
@@ -81,7 +81,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
         "python -c 'import kfm_dagster; print(kfm_dagster.__file__)' > package "
         "&& kfm demo --all-datasets --home home --json > out.json"
     )
-    # The wheel as installed with the extra `demo` alone.
+    # The commands use the wheel, installed with no other extra than `demo`.
     wheel = install_wheel(tmp_path / "wheel", "demo")
     done = shell(typed, tmp_path, seconds=HANG_SECONDS, variables=wheel)
     assert done.returncode == 0, done.stdout
@@ -94,7 +94,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
     assert set(samples | day) == set(ContractRegistry.load().contracts)
     assert (json.loads(out)["rejected"], json.loads(out)["unexpected"]) == (1, [])
     items = Counter(item["properties"]["kfm:dataset"] for item in traces.items(tmp_path / "home" / "catalog").values())
-    # A volume's chunks become one Item, and the final analysis of a day replaces the other.
+    # A volume's chunks become one Item, and the final analysis of a day replaces the preliminary one.
     assert items == {name: counts[1] for name, counts in (samples | day).items()} | {"nexrad-l2-chunks": 1, "ocean": 1}
     database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
     with database.engine.connect() as connection:
@@ -106,7 +106,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
         assert runs.execute("SELECT DISTINCT status FROM runs").fetchall() == [("SUCCESS",)]
 
 
-def test_an_object_that_ends_otherwise_than_expected_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_with_an_unexpected_outcome_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline.open(demo.demo_settings(tmp_path))
     ledger = pipeline.ledger
     units = [envelope(number) for number in range(3)]
@@ -126,7 +126,7 @@ def test_an_object_that_ends_otherwise_than_expected_is_named(tmp_path: Path, mo
     assert named(waiting=SOUND) == [f"{waiting}: pending; expected succeeded"]
     assert named(lost=ANY_END) == ["s3://b/lost: nothing is known of it; expected quarantined or succeeded"]
     assert named(rejected=0) == ["0 messages rejected; expected 1"]
-    # A second demo, after `kfm demo --mend` and a retry: the mended objects may have succeeded.
+    # In a second demo, after `kfm demo --mend`, the mended objects are allowed to succeed.
     monkeypatch.setattr(demo, "publish_samples", lambda _: MagicMock(objects=(), truncated="t", missing="m"))
     assert dict(demo.feed_demo(pipeline, MagicMock(), None).ends) == {"t": SPOILT, "m": SPOILT}
     (pipeline.settings.home / MENDED).touch()
@@ -134,10 +134,10 @@ def test_an_object_that_ends_otherwise_than_expected_is_named(tmp_path: Path, mo
     pipeline.close()
 
 
-def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_counts_messages_that_its_home_received_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def feed_demo(pipeline: Pipeline, *_: object, **__: object) -> Expected:
         """Handle a received message at once, as the deployment does later."""
-        came = Delivery(
+        delivery = Delivery(
             message_id=str(uuid.uuid4()),
             queue="q",
             receipt_handle="r",
@@ -145,8 +145,8 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
             state=DeliveryState.IGNORED,
             ignored=[IgnoredRecord(record_index=0, reason="sidecar", dataset="hrrr")],
         )
-        own_tx(pipeline.deliveries).record([came])
-        pipeline.deliveries.mark_deleted([came.message_id])
+        own_tx(pipeline.deliveries).record([delivery])
+        pipeline.deliveries.mark_deleted([delivery.message_id])
         return Expected(ends={"s3://b/k": SOUND})
 
     cloud = MagicMock()

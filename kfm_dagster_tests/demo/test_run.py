@@ -17,8 +17,8 @@ def test_a_folder_of_another_deployment_is_refused_and_left_as_it_is(tmp_path: P
     mark = tmp_path / "catalog" / MARKER
     mark.parent.mkdir()
     mark.write_text(json.dumps({"deployment_id": "another"}))
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(ForeignRootError):
-        run_demo(tmp_path, objects=None, timeout_seconds=60, report=lambda _: None, say=said.append)
-    assert [line for line in said if line.startswith("publishing")] == []
+        run_demo(tmp_path, objects=None, timeout_seconds=60, report=lambda _: None, say=lines.append)
+    assert [line for line in lines if line.startswith("publishing")] == []
     assert list(mark.parent.iterdir()) == [mark]

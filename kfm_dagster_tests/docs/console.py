@@ -89,7 +89,7 @@ def session(
     stdin: int = subprocess.DEVNULL,
     end: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a command as head of a session, and end the session's processes after the block."""
+    """Run a command as leader of a session; on exit, end the session's processes."""
     # A file, because a background job would keep a pipe open after the command has ended.
     with (
         log.open("wb") as output,
@@ -114,7 +114,7 @@ def session(
 def shell(
     text: str, folder: Path, *, seconds: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in a shell of its own."""
+    """Run a script in a new shell."""
     log = folder / "shell.log"
     with session(["bash", "-c", text], folder, log, variables or {}) as started:
         try:

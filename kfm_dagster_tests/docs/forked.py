@@ -54,8 +54,8 @@ def commands_of_forks(folder: Path) -> Iterator[str]:
 
 def serve(address: str) -> None:
     """Fork for each command."""
-    rooms = importlib.import_module("kfm_dagster.cli")
-    commands = (module.name for module in pkgutil.walk_packages(rooms.__path__, f"{rooms.__name__}."))
+    package = importlib.import_module("kfm_dagster.cli")
+    commands = (module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
     for module in ("duckdb", "pandas", *commands):
         importlib.import_module(module)
     with socket.socket(socket.AF_UNIX) as listening:

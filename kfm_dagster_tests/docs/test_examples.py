@@ -54,7 +54,7 @@ class Ticking:
 
 @pytest.fixture
 def weather(tmp_path: Path) -> Path:
-    """Copy the example's deliveries, for tests to change."""
+    """Copy the example's deliveries into a folder that a test can change."""
     shutil.copytree(SAMPLE, tmp_path / "weather")
     return tmp_path / "weather"
 
@@ -111,7 +111,7 @@ def test_two_clean_runs_leave_the_same_bytes(weather: Path, tmp_path: Path) -> N
         with open_workspace(home=home, weather=weather, salt=SALT, clock=Ticking()) as workspace:
             assert workspace.run(NOON, run_id=RUNS[0]).status is IntentStatus.APPLIED
             stories.append((files(home), story(workspace.database)))
-        # The same rows in other files, in another order, and as Parquet: the same content.
+        # The second run reads the same rows from another file, in another order, and as Parquet.
         spring = weather / "observations" / "spring.csv"
         if spring.exists():
             duckdb.connect().sql(f"COPY (FROM '{spring}' ORDER BY observed_at DESC) TO '{spring}.parquet'")
@@ -211,7 +211,7 @@ def test_the_asset_runs_skips_and_is_forced_in_dagster(weather: Path, tmp_path: 
 
 @pytest.mark.clause("IEN-13")
 def test_the_example_imports_only_the_public_libraries() -> None:
-    rooms = ("kfm_dagster.idempotent_node", "kfm_dagster.run_state")  # only their exports
+    packages = ("kfm_dagster.idempotent_node", "kfm_dagster.run_state")  # not the modules below them
     allowed = (
         "kfm_dagster.governance.",
         "kfm_dagster.storage.",
@@ -227,7 +227,7 @@ def test_the_example_imports_only_the_public_libraries() -> None:
             for name in _imported(node)
             if name.startswith(("kfm_dagster", "dagster"))
         ]
-        wrong = [name for name in imported if name not in rooms and not name.startswith(allowed)]
+        wrong = [name for name in imported if name not in packages and not name.startswith(allowed)]
         assert wrong == (["dagster"] if file.name == "definitions.py" else []), file.name
 
 

@@ -1,4 +1,4 @@
-"""The production block of docs/deploy.md, run on empty services until an Item exists."""
+"""The commands for production in docs/deploy.md, run on empty services until an Item exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")
 
 
 def block() -> list[str]:
-    """Return the lines of the block."""
+    """Return the lines of the code block with these commands."""
     section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").split("## Start it\n")[1]
     lines = section.split("\n    export ", 1)[1].split("\n\n", 1)[0].splitlines()
     return ["export " + lines[0], *(line.removeprefix("    ") for line in lines[1:])]
@@ -38,7 +38,7 @@ def block() -> list[str]:
 
 @contextmanager
 def as_host_db(server: str) -> Iterator[dict[str, str]]:
-    """Create the block's user and database, and yield libpq's variables for its host name.
+    """Create the user and database that the commands name, and yield libpq's variables for the host name.
 
     The server listens on a Unix socket; a TCP port is forwarded to it.
     """
@@ -108,7 +108,7 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
-    """Open a shell in a folder; all its processes end with the block."""
+    """Open a shell in a folder; on exit, end all its processes."""
     log, shown = folder / "terminal.log", {**variables, "PYTHONUNBUFFERED": "1"}
     with session(["bash", "--norc"], folder, log, shown, stdin=subprocess.PIPE, end=signal.SIGKILL) as shell:
         yield Terminal(shell, log)
@@ -143,7 +143,7 @@ def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[Embedded
 @pytest.mark.clause("DAG-13")
 @pytest.mark.deployment
 @pytest.mark.timeout(3 * HANG_SECONDS)
-def test_the_block_as_written_ingests_a_published_message(
+def test_the_commands_as_written_ingest_a_published_message(
     tmp_path: Path, postgres_server: str, contracts: ContractRegistry
 ) -> None:
     (tmp_path / "workspace.yaml").write_bytes((ROOT / "workspace.yaml").read_bytes())

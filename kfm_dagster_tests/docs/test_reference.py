@@ -1,4 +1,4 @@
-"""The code's reference, the glossary and the attributions."""
+"""The reference has all exported names, the glossary names existing files, and files have their attributions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 
 @pytest.fixture(params=api.ROOMS)
-def room(request: pytest.FixtureRequest) -> ModuleType:
+def package(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(f"kfm_dagster.{request.param}")
 
 
-def test_every_exported_name_has_its_own_docstring_in_the_reference(room: ModuleType) -> None:
-    assert room.__doc__
-    assert sorted(set(room.__all__)) == room.__all__
-    others = {name for name, value in vars(room).items() if not inspect.ismodule(value) and not name.startswith("_")}
-    assert others == set(room.__all__)
-    page = api.page(room.__name__.rpartition(".")[2])
-    for name in room.__all__:
-        exported = getattr(room, name)
+def test_every_exported_name_has_its_own_docstring_in_the_reference(package: ModuleType) -> None:
+    assert package.__doc__
+    assert sorted(set(package.__all__)) == package.__all__
+    others = {name for name, value in vars(package).items() if not inspect.ismodule(value) and not name.startswith("_")}
+    assert others == set(package.__all__)
+    page = api.page(package.__name__.rpartition(".")[2])
+    for name in package.__all__:
+        exported = getattr(package, name)
         docstring = vars(exported).get("__doc__") if inspect.isclass(exported) else exported.__doc__
         # The generated docstring of a dataclass or pydantic model begins with its signature.
         assert docstring and not docstring.startswith(f"{name}("), name  # noqa: PT018, one rule
-        assert exported.__module__.startswith(f"{room.__name__}."), name
+        assert exported.__module__.startswith(f"{package.__name__}."), name
         assert prose(inspect.cleandoc(docstring)) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
 
 
@@ -59,7 +59,7 @@ LICENSE = "https://creativecommons.org/licenses/by/4.0/"
 
 
 @pytest.mark.clause("PCS-23")
-def test_the_attributions_are_in_the_files_that_use_the_documents() -> None:
+def test_files_derived_from_cc_by_documents_have_the_attributions() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert SUGGESTED in notice
     assert 'Work: "KFM v11.2.2 - Run-State Pattern"; License: CC BY 4.0.' in notice

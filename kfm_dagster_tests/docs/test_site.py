@@ -144,7 +144,7 @@ def options(command: click.Command) -> set[str]:
     return {name for name in named if name.startswith("-")} | {"--help", "-h"}
 
 
-def test_each_command_has_its_options_and_each_exit_code_its_meaning(site: Site) -> None:
+def test_the_reference_has_the_options_of_each_command_and_the_meaning_of_each_exit_code(site: Site) -> None:
     page = site.pages["reference/commands.html"]
     for path, command in below(kfm):
         assert "-".join(path) in page.ids, path
@@ -153,7 +153,7 @@ def test_each_command_has_its_options_and_each_exit_code_its_meaning(site: Site)
     assert set(MEANINGS) == set(ExitCode)
 
 
-def test_each_table_has_its_columns(site: Site, tmp_path: Path) -> None:
+def test_the_reference_of_each_table_has_its_columns(site: Site, tmp_path: Path) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     inspector = sa.inspect(database.engine)
     text = site.pages["reference/tables.html"].text

@@ -68,7 +68,7 @@ def test_the_page_names_the_existing_tables_and_backends() -> None:
     assert DIALECTS == ("sqlite", "postgresql")
 
 
-def test_the_examples_are_a_record() -> None:
+def test_the_examples_of_all_fields_are_a_valid_record() -> None:
     properties = wal_record_schema()["properties"]
     record = NoddWalRecord.model_validate({name: entry["examples"][0] for name, entry in properties.items()})
     assert record.status is Status.SUCCEEDED
@@ -88,7 +88,7 @@ def at(document: Any, path: str) -> Any:
 
 @pytest.mark.clause("WAL-14")
 def test_each_field_has_its_documented_source_and_places(tmp_path: Path) -> None:
-    """The unit fails as its object is late, and a replay succeeds: every field has a value."""
+    """The unit fails, because its object is late, and then a replay succeeds; so every field has a value."""
     objects = tmp_path / "objects"
     objects.mkdir()
     pipeline = open_pipeline(tmp_path / "home", objects)

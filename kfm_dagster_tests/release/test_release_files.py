@@ -39,42 +39,42 @@ def test_the_sbom_names_every_locked_package_once_with_its_version(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     sbom = json.loads(made.read_bytes())
     assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "kfm-dagster")
-    named = sorted((canonicalize_name(one["name"]), one["version"]) for one in sbom["components"])
+    named = sorted((canonicalize_name(part["name"]), part["version"]) for part in sbom["components"])
     locked = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert named == sorted((canonicalize_name(name), version) for name, version in locked)
     assert len(named) > 200
     # Lists of advisories name packages by their purl.
-    assert all(one["purl"].startswith("pkg:pypi/") for one in sbom["components"])
+    assert all(part["purl"].startswith("pkg:pypi/") for part in sbom["components"])
 
 
-def test_a_statement_has_the_digests_of_what_was_built_and_of_what_it_was_built_from(
+def test_the_statement_has_the_digests_of_the_built_files_and_of_their_sources(
     script: ModuleType, tmp_path: Path
 ) -> None:
     files = {"kfm_dagster-0.1.0-py3-none-any.whl": b"wheel", "kfm_dagster-0.1.0.tar.gz": b"sdist"}
     for name, content in {**files, "sbom.cdx.json": b"{}", "other.txt": b"x"}.items():
         (tmp_path / name).write_bytes(content)
     made = script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
-    assert {one["name"]: one["digest"]["sha256"] for one in made["subject"]} == {
+    assert {file["name"]: file["digest"]["sha256"] for file in made["subject"]} == {
         name: hashlib.sha256(content).hexdigest() for name, content in files.items()
     }
     source, lock = made["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == {"gitCommit": "c" * 40}
     assert lock["digest"]["sha256"] == hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
-    assert [one["name"] for one in made["predicate"]["runDetails"]["byproducts"]] == ["sbom.cdx.json"]
+    assert [file["name"] for file in made["predicate"]["runDetails"]["byproducts"]] == ["sbom.cdx.json"]
     assert (made["_type"], made["predicateType"]) == (
         "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1",
     )  # fmt: skip
 
 
-def test_a_folder_without_a_wheel_and_an_sdist_has_no_statement(script: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_without_both_wheel_and_sdist_is_refused(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "kfm_dagster-0.1.0-py3-none-any.whl").write_bytes(b"wheel")
     with pytest.raises(SystemExit, match="1 built files; expected a wheel and an sdist; next: make dist"):
         script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
 
 
-def test_an_audit_that_can_ask_nobody_fails_and_says_so_in_one_line(tmp_path: Path) -> None:
-    nobody = "http://127.0.0.1:9"  # the port of the discard protocol, which nothing listens to
-    done = make("audit", https_proxy=nobody, HTTPS_PROXY=nobody, XDG_CACHE_HOME=str(tmp_path))
+def test_an_audit_without_network_fails_with_one_line(tmp_path: Path) -> None:
+    closed = "http://127.0.0.1:9"  # the port of the discard protocol, at which no program listens
+    done = make("audit", https_proxy=closed, HTTPS_PROXY=closed, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
     [line] = done.stdout.splitlines()
     assert line.startswith("audit: the list cannot be asked; observed ")
