@@ -1,7 +1,7 @@
 """Pytest plugin: collects the marks of clauses and writes the conformance page on request.
 
     pytest --clauses                      print the page after collection, run nothing
-    pytest --clauses-out FILE             also write it as Markdown; with workers the first of them does
+    pytest --clauses-out FILE             also write it as Markdown; with workers, the first worker writes it
 
 The page lists each clause with its tests, divided into those of every commit and those that run when a path changed
 (`selection.yaml`), and each requirement of the documents with its clauses, test and page.
@@ -59,7 +59,7 @@ def _claims(items: list[pytest.Item], clauses: Collection[str]) -> dict[str, lis
         for marker in item.iter_markers("clause"):
             for clause in marker.args:
                 if clause not in claims:
-                    raise pytest.UsageError(f"{item.nodeid} claims {clause}, which docs/spec/clauses.yaml has not")
+                    raise pytest.UsageError(f"{item.nodeid} claims {clause}, which is not in docs/spec/clauses.yaml")
                 if (name := _function(item)) not in claims[clause]:
                     claims[clause].append(name)
     return claims

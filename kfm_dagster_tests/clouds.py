@@ -26,7 +26,7 @@ def feed(
     duplicates: int = 0,
     **queue: Any,
 ) -> list[ObjectEvent]:
-    """Empty the cloud and announce samples (bucket, key, content), the first `duplicates` twice."""
+    """Empty the cloud and announce samples (bucket, key, content), the first `duplicates` of them twice."""
     cloud = emptied(server)
     cloud.provision(contracts, **queue)
     source = Feed(cloud, contracts)

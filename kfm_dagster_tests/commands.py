@@ -1,4 +1,4 @@
-"""Running `kfm ...` in this process: its output and exit code, and the state of a folder."""
+"""Run `kfm ...` in this process, and read its output, its exit code and the state of a folder."""
 
 from __future__ import annotations
 

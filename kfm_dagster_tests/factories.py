@@ -35,7 +35,7 @@ PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 
 
 def envelope(number: int = 0, **changes: Any) -> Envelope:
-    """Return a parsed envelope of a NEXRAD volume; `number` tells units apart (one a second)."""
+    """Return a parsed envelope of a NEXRAD volume, which begins `number` seconds after START."""
     start = changes.pop("time_range_start", START + timedelta(seconds=number))
     site = changes.pop("site", "KTLX")
     key = f"{start:%Y/%m/%d}/{site}/{site}{start:%Y%m%d_%H%M%S}_V06"

@@ -19,7 +19,7 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Read from the reports, since a test may have run in a worker of pytest-xdist.
+    # Read from the reports, because with pytest-xdist the tests ran in workers.
     reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "when")]
     figures = [
         value

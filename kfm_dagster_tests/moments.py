@@ -1,4 +1,4 @@
-"""Death of a process at its n-th statement or failpoint, or another process's action there.
+"""The death of a process at its n-th statement or failpoint, or an action of another process at that point.
 
 Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`integration/test_kill.py`).
 """
@@ -48,7 +48,7 @@ class Death:
 
 @contextmanager
 def dying(database: Database | None = None, *, at: int | Death, only: str = "") -> Iterator[Death]:
-    """End the block at its `at`-th statement or failpoint, or failpoint with the prefix `only`."""
+    """End the context at its `at`-th statement or failpoint; with `only`, at its `at`-th failpoint with this prefix."""
     death = at if isinstance(at, Death) else Death(at)
 
     def executed(_connection: Any, statement: Any, *_: Any) -> None:
@@ -74,7 +74,7 @@ def dying(database: Database | None = None, *, at: int | Death, only: str = "") 
 
 
 def deaths() -> Iterator[tuple[int, Death]]:
-    """Yield a death at the block's first moment, then its second, until the block survives."""
+    """Yield a death at the context's first moment, then its second, until the context survives."""
     for at in count(1):
         yield at, (death := Death(at))
         if not death.died:

@@ -1,4 +1,4 @@
-"""Programs as processes: run to their end, or beside a test with a log.
+"""Programs as processes: run to their end, or run beside a test, with a log.
 
 Belongs here: finding, starting and ending any program. Does not belong here: commands of documents (`docs/console.py`).
 """
@@ -19,7 +19,7 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 
 def program(*names: str, required_by: str) -> str:
-    """Return the path of the first of these programs; skip without any, or fail if `required_by` is 1."""
+    """Return the path of the first installed program; if none is installed, skip, or fail if `required_by` is 1."""
     if path := next(filter(None, map(shutil.which, names)), None):
         return path
     reason = f"no {' or '.join(names)} is on the PATH"
@@ -52,7 +52,7 @@ def running(
     end: signal.Signals = signal.SIGTERM,
     **variables: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in its log's folder from its readiness on; a signal ends it after the block."""
+    """Run a program in its log's folder; on entry, wait until it is ready; on exit, end the program by a signal."""
     with log.open("wb") as output:
         environment = {**os.environ, **variables}
         process = subprocess.Popen(command, cwd=log.parent, env=environment, stdout=output, stderr=subprocess.STDOUT)

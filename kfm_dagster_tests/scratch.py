@@ -1,4 +1,4 @@
-"""The place of the tests' folders and servers: in memory if it has room.
+"""The location of the tests' folders and servers: in memory if that has room.
 
 Belongs here: the choice of the folder. Does not belong here: its content (`tmp_path`, `databases.py`).
 """
@@ -19,7 +19,7 @@ NEEDED_BYTES = 4 << 30
 
 
 def use_memory() -> None:
-    """Put temporary files in memory, if it has room and TMPDIR is not set.
+    """Put temporary files in memory if MEMORY has room and TMPDIR is not set.
 
     Creating a database takes a tenth of the time, and a killed process leaves the same files as on a disk, so
     crash tests stay valid.
@@ -32,7 +32,7 @@ def begin_run(config: pytest.Config) -> None:
     """Create the folder of the run, shared by its workers and removed by their parent."""
     if not hasattr(config, "workerinput"):
         os.environ[RUN] = tempfile.mkdtemp(prefix="kfm-suite-")
-        # pytest's base folder is private to its owner; servers may run as other users.
+        # pytest's base folder is private to its owner; some servers run as other users.
         of_this_run().chmod(0o755)
 
 
@@ -48,7 +48,7 @@ def end_run(config: pytest.Config) -> None:
 
 
 def _room() -> int:
-    """Return the bytes that files in MEMORY may take, or 0 if it does not exist."""
+    """Return how many bytes files in MEMORY are allowed to take, or 0 if MEMORY does not exist."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         available = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}

@@ -111,7 +111,7 @@ class Selection:
         return sorted(case for case in cases - set(nodeids) if case.partition("[")[0] in functions)
 
     def __str__(self) -> str:
-        """Name the base and what is left out, in one line."""
+        """Return one line that names the base and the omitted tests."""
         if self.changed is None or self.base is None:
             return f"everything runs: {self.reason}"
         left_out = [walk.name for walk in self.untouched]

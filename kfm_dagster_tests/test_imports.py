@@ -45,7 +45,7 @@ class Watched(type(os.environ)):
 
 os.environ.__class__ = Watched
 sys.addaudithook(watch)
-# The entry point; and what the process that forks runs imports for its effect.
+# The entry point, and the modules that the process from which runs are forked imports for their effects.
 apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version", "kfm_dagster.fork_template"}
 names = [
     module.name
@@ -68,7 +68,7 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
 
 
 def test_one_module_imports_private_parts_of_dagster() -> None:
-    """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md says when it can be removed."""
+    """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md says when the use can be removed."""
     private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
     uses: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees().items():

@@ -123,7 +123,7 @@ def test_the_explanation_of_an_error_is_kept() -> None:
 
 @pytest.mark.clause("WSM-06")
 @given(before=st.text(max_size=600), after=st.text(max_size=600), secret=st.sampled_from([*SECRETS]))
-def test_no_surrounding_text_lets_a_secret_through(before: str, after: str, secret: str) -> None:
+def test_a_secret_is_removed_from_any_surrounding_text(before: str, after: str, secret: str) -> None:
     redacted = redact(f"{before} {secret} {after}")
     assert SECRETS[secret] not in redacted.replace(before, "").replace(after, "")
 
@@ -138,7 +138,7 @@ def test_the_result_is_one_printable_line_within_the_limit(text: str, limit: int
 
 
 @pytest.mark.clause("SEC-12")
-def test_a_long_text_is_bounded_before_it_is_read() -> None:
+def test_a_long_text_is_truncated_before_it_is_split_into_lines() -> None:
     class Counted(str):
         """Counts the characters that are split into lines."""
 
@@ -171,7 +171,7 @@ OF_VALUES = {
 """Exceptions about a passed value, of Python, parsers and the command line."""
 DECODERS = ("readers/",)
 """Packages without a client: their errors describe an object's bytes, and are redacted when stored."""
-DOORS = {"error_text", "redacted_error", "redact", "without_secrets"}
+SAFE = {"error_text", "redacted_error", "redact", "without_secrets"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 
 
@@ -193,7 +193,7 @@ def _foreign(types: ast.expr | None) -> bool:
 
 
 def _is_own(test: ast.expr, name: str) -> bool:
-    """Return whether the condition restricts the named exception to the package's own."""
+    """Return whether the condition restricts the named exception to exceptions of the package."""
     if not isinstance(test, ast.Call) or not (isinstance(test.args[0], ast.Name) and test.args[0].id == name):
         return False
     return ast.unparse(test.func) == "is_own" or (ast.unparse(test.func) == "isinstance" and not _foreign(test.args[1]))
@@ -201,7 +201,7 @@ def _is_own(test: ast.expr, name: str) -> bool:
 
 def _shown(node: ast.AST, name: str) -> Iterator[int]:
     """Yield the lines where the named exception becomes text, unless redacted or compared."""
-    if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _last_name(node.func) in {*DOORS, "search"}):
+    if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _last_name(node.func) in {*SAFE, "search"}):
         return
     if isinstance(node, ast.If | ast.IfExp) and _is_own(node.test, name):
         for rest in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
@@ -218,7 +218,7 @@ def _shown(node: ast.AST, name: str) -> Iterator[int]:
                 yield from _shown(child, name)
 
 
-def _undoored(tree: ast.Module) -> Iterator[int]:
+def _unredacted(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.name and _foreign(node.type):
             yield from (line for statement in node.body for line in _shown(statement, node.name))
@@ -235,13 +235,13 @@ def _undoored(tree: ast.Module) -> Iterator[int]:
 
 @pytest.mark.clause("SEC-14")
 def test_the_text_of_a_foreign_exception_is_redacted() -> None:
-    undoored = {path: sorted({*_undoored(tree)}) for path, tree in trees().items() if not path.startswith(DECODERS)}
-    assert {path: lines for path, lines in undoored.items() if lines} == {}
+    unredacted = {path: sorted({*_unredacted(tree)}) for path, tree in trees().items() if not path.startswith(DECODERS)}
+    assert {path: lines for path, lines in unredacted.items() if lines} == {}
 
 
 @pytest.mark.clause("SEC-14")
 def test_an_error_is_shown_with_its_causes_redacted_and_its_traceback() -> None:
-    # Passed as arguments, since a traceback shows the source lines.
+    # The secrets are passed as arguments, because a traceback shows the source lines.
     secrets = ["s3cr3t-pass", "hunter2hunter2"]
 
     def refuses(secret: str) -> None:
@@ -265,7 +265,7 @@ def test_an_error_is_shown_with_its_causes_redacted_and_its_traceback() -> None:
 
 
 SECRET = "tr0ub4dor"
-PLACES = [
+DSNS = [
     f"postgresql+psycopg2://kfm:{SECRET}@127.0.0.1:1/kfm",
     f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?password={SECRET}",
     f"postgresql+psycopg2://127.0.0.1:1/kfm?user=kfm&sslmode=prefer&sslpassword={SECRET}",
@@ -303,7 +303,7 @@ def test_an_address_is_shown_without_credentials() -> None:
     name=st.sampled_from(["password", "sslpassword", "passfile", "sslkey", "whatever"]),
 )
 @example(secret="a@b:c/d?e", name="password")
-def test_no_secret_is_shown_with_any_characters(secret: str, name: str) -> None:
+def test_no_secret_is_shown_whatever_its_characters(secret: str, name: str) -> None:
     encoded = quote(secret, safe="")
     for address in (
         f"postgresql+psycopg2://kfm:{encoded}@host/db",
@@ -316,7 +316,7 @@ def test_no_secret_is_shown_with_any_characters(secret: str, name: str) -> None:
 
 
 @pytest.mark.clause("SEC-07")
-@pytest.mark.parametrize("dsn", PLACES)
+@pytest.mark.parametrize("dsn", DSNS)
 def test_an_unreachable_database_s_error_shows_no_secret(
     dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,7 +340,7 @@ def test_an_unreachable_database_s_error_shows_no_secret(
 
 
 @pytest.mark.clause("SEC-07")
-def test_credentials_in_the_address_of_a_store_are_refused_unseen() -> None:
+def test_credentials_in_the_address_of_a_store_are_refused_and_not_shown() -> None:
     addresses = (f"s3://key:{SECRET}@bucket/x", f"s3://bucket/x?secret_access_key={SECRET}")
     names = ("KFM_RUN_STATE", "KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
     of_run_state = [form for address in addresses for form in (f"delta+{address}", f"s3://a,{address}")]
@@ -352,8 +352,8 @@ def test_credentials_in_the_address_of_a_store_are_refused_unseen() -> None:
 
 
 @pytest.mark.clause("SEC-07")
-def test_dagster_shows_no_dsn_of_the_resource_and_refuses_a_wrong_one_unseen() -> None:
-    resource = WalResource(dsn=PLACES[1])
+def test_dagster_shows_no_dsn_of_the_resource_even_if_a_wrong_dsn_is_refused() -> None:
+    resource = WalResource(dsn=DSNS[1])
     assert SECRET not in repr(resource)
     schema = resource.get_resource_definition().config_schema.as_field().config_type
     assert schema.fields["dsn"].is_secret
@@ -363,7 +363,7 @@ def test_dagster_shows_no_dsn_of_the_resource_and_refuses_a_wrong_one_unseen() -
 
 
 SHORT, FACTOR = 1_250, 8
-"""Characters, and the factor of the long text: quadratic work costs 64 times as much."""
+"""Characters of the short text, and factor of the long text, for which quadratic work costs 64 times as much."""
 ALLOWED, NOISE_SECONDS = 24, 0.010
 """The allowed factor of time for the long text, plus a garbage collection."""
 TRIES, TRIES_OF_LONG = 4, 40
@@ -382,15 +382,15 @@ PIECES = [
 Reader = Callable[[str], Any]
 
 
-def _parsed(text: str, *, registry: ContractRegistry, place: str) -> Any:
+def _parsed(text: str, *, registry: ContractRegistry, field: str) -> Any:
     [item] = volumes(1)
-    if place == "key":
+    if field == "key":
         item = StoredObject(bucket=item.bucket, key=text, stored=b"", announced=b"")
     message = announce([item.event()], registry=registry)
     body = json.loads(message.body)
-    if place in body:
-        body[place] = text
-    body = text if place == "body" else json.dumps(body)
+    if field in body:
+        body[field] = text
+    body = text if field == "body" else json.dumps(body)
     return parse_message(SqsMessage(message_id="m", body=body), registry=registry, queue="q")
 
 
@@ -432,15 +432,15 @@ def grows_with_length(read: Reader, piece: str) -> bool:
 
 @pytest.mark.clause("SEC-12")
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_time_grows_with_the_length(read: Reader) -> None:
+def test_the_time_to_read_grows_linearly_with_the_length(read: Reader) -> None:
     assert [piece for piece in PIECES if not grows_with_length(read, piece)] == []
 
 
 @pytest.mark.clause("SEC-12")
-@pytest.mark.parametrize("place", ["body", "key", "Message", "TopicArn", "Timestamp", "Type", "MessageId"])
-def test_time_to_parse_grows_with_the_length(place: str, contracts: ContractRegistry) -> None:
+@pytest.mark.parametrize("field", ["body", "key", "Message", "TopicArn", "Timestamp", "Type", "MessageId"])
+def test_the_time_to_parse_grows_linearly_with_the_length(field: str, contracts: ContractRegistry) -> None:
     def read(text: str) -> Any:
-        return _parsed(storable(text), registry=contracts, place=place)
+        return _parsed(storable(text), registry=contracts, field=field)
 
     assert [piece for piece in PIECES if not grows_with_length(read, piece)] == []
 
@@ -449,5 +449,5 @@ def test_time_to_parse_grows_with_the_length(place: str, contracts: ContractRegi
 @given(piece=st.lists(st.sampled_from(PIECES), min_size=2, max_size=3).map("".join))
 @settings(max_examples=20, deadline=None)
 @example(piece="-a")
-def test_redaction_of_any_mixture_grows_with_the_length(piece: str) -> None:
+def test_the_time_to_redact_grows_linearly_with_the_length(piece: str) -> None:
     assert grows_with_length(redact, piece)

@@ -1,4 +1,4 @@
-"""The selection of tests: its table fits the tree, and only base and paths decide."""
+"""The selection of tests: its table names existing tests and paths, and only base and paths decide."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def commit(root: Path, name: str, *, date: str) -> str:
     return subprocess.check_output(["git", "-C", str(root), "rev-parse", "HEAD"], text=True).strip()
 
 
-def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_named_one(
+def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_named_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(change.VARIABLE, raising=False)

@@ -1,4 +1,4 @@
-"""Settings: each bad value gives one line that names its variable and contains no password."""
+"""Settings: each wrong value gives one line that names its variable and contains no password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANY_TEXT = {
     "sensitive_areas", "masking_salt", "console_tokens",
 }  # fmt: skip
 """Variables that accept any text; the named resource is checked when it is opened."""
-BAD: dict[str, list[str]] = {
+WRONG: dict[str, list[str]] = {
     "env": ["production", ""],
     "wal_dsn": [
         f"mysql://kfm:{SECRET}@host/db",
@@ -88,12 +88,12 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_is_in_one_of_the_tables() -> None:
-    assert set(Settings.model_fields) == ANY_TEXT | set(BAD)
+    assert set(Settings.model_fields) == ANY_TEXT | set(WRONG)
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_a_bad_value_is_one_line_that_names_its_variable() -> None:
-    for name, value in ((name, value) for name, values in BAD.items() for value in values):
+def test_a_wrong_value_gives_one_line_that_names_its_variable() -> None:
+    for name, value in ((name, value) for name, values in WRONG.items() for value in values):
         variable = f"KFM_{name.upper()}"
         with environment({variable: value}), pytest.raises(ConfigurationError) as refusal:
             Settings.load()
@@ -126,7 +126,7 @@ def test_every_postgresql_url_has_our_driver() -> None:
         Settings.load()
 
 
-def test_the_branch_must_equal_that_of_the_store_s_address() -> None:
+def test_the_branch_must_equal_the_branch_in_the_store_s_address() -> None:
     address = "lakefs://weather/release-v11"
     for run_state, branch, expected in (
         ("", None, "main"),
@@ -147,7 +147,7 @@ def test_the_branch_must_equal_that_of_the_store_s_address() -> None:
             Settings.load()
 
 
-def test_a_secret_given_as_another_type_is_not_shown() -> None:
+def test_a_secret_passed_as_another_type_is_not_shown() -> None:
     for variables in ({"signing_passphrase": 12345678}, {"alert_urls": [f"json://{SECRET}"]}, {"wal_dsn": 12345678}):
         with pytest.raises(ConfigurationError, match="is wrong; observed a value that is not shown;") as refusal:
             Settings.load(**variables)

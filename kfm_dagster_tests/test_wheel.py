@@ -1,4 +1,4 @@
-"""The wheel's files, by the packaging configuration, listed as hatchling does."""
+"""The wheel's files, listed from the packaging configuration as hatchling lists them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_extras(*extras: str) -> str:
 
 
 def install_wheel(folder: Path, *extras: str) -> dict[str, str]:
-    """Install the wheel's files in a folder; return a shell's variables, with these extras only."""
+    """Install the wheel's files in a folder; return a shell's variables that provide only these extras."""
     for name, source in shipped().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, folder / name)

@@ -12,10 +12,10 @@ from kfm_dagster.storage.database import Database
 HANG_SECONDS = 1500
 """Several times the duration of the slowest deployment on two processors beside the other tests."""
 LOCK_SECONDS = 60
-"""Many times the duration until a transaction waits for another."""
+"""Many times the duration until one transaction waits for another."""
 
 
-def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did not come") -> Any:
+def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "the condition is still false") -> Any:
     """Return the value of `there` once it is true; `shown` describes a timeout."""
     deadline = time.monotonic() + HANG_SECONDS
     while not (awaited := there()):
@@ -25,7 +25,7 @@ def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did n
 
 
 def await_a_wait(database: Database, other: Future[Any]) -> None:
-    """Return once another transaction waits for this one or has ended; at once on SQLite."""
+    """Return once another transaction waits for this one or has ended; immediately on SQLite."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     deadline = time.monotonic() + LOCK_SECONDS
     while database.dialect == "postgresql" and not other.done():
