@@ -80,7 +80,7 @@ class Face:
         return tick_data
 
     def launch(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult | None:
-        """Execute a run request; return None if its run_key is known, as the daemon does."""
+        """Execute a run request. Like the daemon, skip a known run_key; return None then."""
         if request.run_key in self.run_keys:
             return None
         self.run_keys.add(str(request.run_key))

@@ -1,4 +1,4 @@
-"""The state of a message's units decides on its deletion and hiding; forged messages have no effect."""
+"""The state of its units decides whether a message is deleted or hidden; forged messages have no effect."""
 
 from __future__ import annotations
 

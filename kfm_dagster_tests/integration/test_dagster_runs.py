@@ -272,7 +272,7 @@ def test_no_code_outside_the_ledger_changes_a_record() -> None:
     assert changing == {"ledger.sql"}
     sources = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
     assert [name for name, text in sources.items() if CHANGE.search(text)] == []
-    # Only the ledger runs its statements; `ledger.extension_fields` is a contract's field.
+    # Only code of `ledger` runs statements of `ledger.sql`; `ledger.extension_fields` is a contract's field.
     statement = re.compile(r"""["']ledger\.(?!extension_fields)\w+["']""")
     users = {name.split("/")[0] for name, text in sources.items() if statement.search(text)}
     assert users == {"ledger"}

@@ -1,4 +1,4 @@
-"""Faults that trip each gate in Dagster, their effect on units and batch, and thresholds."""
+"""Faults that each gate detects in Dagster, their effect on units and batch, and thresholds."""
 
 from __future__ import annotations
 

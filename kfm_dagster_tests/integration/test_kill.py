@@ -69,7 +69,7 @@ def chaos_plan() -> dict[str, Any]:
             "where": {
                 "operator": operator,
                 "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
-                # Both sensors may request the same day; the run without units must not die.
+                # Both sensors can request the same day; the run without units must not die.
                 "units": "[1-9]*" if operator != MessageParse.operator else "*",
             },
             "nth": 1,

@@ -97,7 +97,7 @@ def test_units_of_a_switched_off_dataset_wait_while_other_datasets_continue(
     )
 
     switches.release("goes-abi", Decision(actor="ada", reason="repaired"))
-    # Until a sensor's next tick, its requested runs may not have been launched yet.
+    # Until the sensor's next tick, Dagster has perhaps not launched the requested runs yet.
     assert work(face, "nodd_messages") == []
     assert [work(face, "nodd_ledger") for _ in range(2)] == [[], [{"goes-abi"}]]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}

@@ -1,4 +1,4 @@
-"""A sidecar completes the Item of its object once, whichever of both is announced first."""
+"""A sidecar completes the Item of its object once, whichever of the two is announced first."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
     assert_complete(item)
     assert item["id"] == before["id"]
     assert item["assets"]["data"]["file:checksum"] == before["assets"]["data"]["file:checksum"]
-    # The unit is unchanged, and a completion is recorded beside it.
+    # The unit is unchanged; the completion has a record of its own.
     assert own_tx(pipeline.ledger).history(unit) == history
     completion = item["properties"]["kfm:wal_id"]
     assert {version.wal_id: (version.status, version.superseded_by) for version in versions(pipeline)} == {

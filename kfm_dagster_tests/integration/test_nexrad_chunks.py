@@ -101,7 +101,7 @@ def test_an_item_grows_from_the_first_chunk_to_the_archive_s_object(pipeline: Pi
     assert item["properties"]["end_datetime"] == ends[-1]
     assert not {"nexrad:chunks", "nexrad:complete", "nexrad:cuts"} & item["properties"].keys()
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5}
-    # In lineage, each revision names the one that it revises.
+    # In lineage, each revision names the revision before it.
     revised = [edge for edge in traces.prov_edges(Path(pipeline.settings.lineage)) if "revision" in edge[1].lower()]
     assert len(revised) == 4
     everything(pipeline)

@@ -60,7 +60,7 @@ def ingested(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def days_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:
-    """Return the objects with their own Item, by dataset and day."""
+    """Return the objects that have an Item of their own, by dataset and day."""
     return {name: uris for name, uris in partitions_of(root, registry).items() if name[0] != IN_PIECES}
 
 

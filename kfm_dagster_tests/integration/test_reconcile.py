@@ -213,7 +213,7 @@ def test_no_replay_is_started_for_a_removed_or_overwritten_object(ingested: Pipe
     done = repair_day(ingested, compared, APPROVED, limit=10)
     # Not repaired: the removed object, its Item, and the Item of the overwritten object's earlier version.
     assert (done["entered"], done["repeated"], done["left"]) == (1, 1, 3)
-    # The recorded version is in the bucket, so its run writes the Item.
+    # The version that the repair recorded is in the bucket, so a run will write its Item.
     assert "item_without_success" not in differing(compare_day(ingested, DATASET, DAY))
 
 

@@ -110,7 +110,7 @@ def test_a_replay_rolls_back_the_original_passes_every_gate_and_gives_equal_outp
     assert undone == ("original", "done", {"because": "replay", "restored": 0, "removed": 3, "superseded": 0})
     log = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert {(entry.actor, entry.change_ref) for entry in log} == {("ada", "CHG-7")}
-    # The replay may be replayed again; the rolled-back original may not.
+    # The replay can be replayed again, but not the original, which was rolled back.
     replayed(pipeline, run_id="third", original="replay")
     with pytest.raises(RunReplayRefusedError, match="stac_register has no output in run original"):
         list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))

@@ -1,4 +1,4 @@
-"""A search of a day returns exactly the Items valid on it, by every interface."""
+"""A search for a day returns exactly the Items that are valid on this day, by every interface."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_lineage_has_each_node_with_its_run_dataset_inputs_and_the_outcome_in_ru
             dataset = nodes_of[output["specializationOf"]]
             assert (dataset["type"], dataset["kfm:dataset_id"]) == (["Entity", "kfm:Dataset"], dataset_id)
 
-    # A run from the ledger names the ledger as its source; its claim is recorded on the intent afterwards.
+    # A run over pending units names the ledger as its source; the claim is added to the intent afterwards.
     node = f"nexrad-l2.message_parse@{DAY}"
     [intent] = [row for row in pipeline.nodes.intents.of_run(RUNS[2]) if row.node == node]
     claimed = pipeline.stages.port.load_output("nexrad-l2.message_parse", RUNS[2])

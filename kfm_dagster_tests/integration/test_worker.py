@@ -1,4 +1,4 @@
-"""The resident worker in this process: intake, sharing, reports, recovery of its claims."""
+"""The resident worker in this process: intake, sharing, reports, recovery of a worker's claims."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_worker_takes_only_as_many_units_as_it_can_ingest_soon(
     assert [batch.units for batch in desk.batches] == [4, 4]
     desk.work()
     assert [batch.units for batch in desk.batches] == [4, 4, 3]
-    # The limit counts units, since a message may have many records.
+    # The limit counts units, because a message can have many records.
     assert set(requests) == {(4, 4)}
 
 
@@ -342,7 +342,7 @@ def test_claims_of_a_killed_worker_are_released_without_delay_but_not_claims_of_
     with locks.hold(LIVING):
         # The file of an ended run exists, and no process locks it.
         (folder / KILLED).touch()
-        # The file of a starting run is not locked yet, which its name shows.
+        # The name of the file of a starting run shows that the file is not locked yet.
         (folder / ".beginning").touch()
         for message, run_id in zip(queue.receive(10, budget_seconds=0), (KILLED, LIVING), strict=True):
             take(pipeline, message)

@@ -54,7 +54,7 @@ def catalog_items(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def catalog_tree(catalog: Path) -> dict[str, Any]:
-    """Return the published files without run ids in Items and Collections; check their links."""
+    """Return the published files without run ids in Items and Collections; check the links."""
     if not (catalog / "catalog.json").exists():
         return {}
     trees.assert_consistent(catalog)

@@ -28,7 +28,7 @@ class Fault(StrEnum):
     TWIN = "twin"
     """A run is started twice, by two processes."""
     RE_EXECUTION = "re-execution"
-    """A run whose process has died is executed again at once."""
+    """A run whose process has died is executed again immediately."""
     HASTE = "haste"
     """A run that looked dead is executed again, whether it is dead or not."""
     OBJECT_SILENT = "object silent"

@@ -39,7 +39,7 @@ HELD = {
     "outputs": "SELECT dataset_id FROM run_state WHERE run_id = ? AND dataset_id LIKE ? || '.%'"
     " AND artifact_uri IS NOT NULL AND validation_summary ->> '$.rolled_back_by' IS NULL",
 }
-"""The records that a run may hold of a dataset."""
+"""Queries for what a run can hold of a dataset."""
 LINEAGE_OF = (
     "SELECT lineage_id FROM lineage_emissions JOIN lineage_batches USING (batch_id)"
     " WHERE wal_id = ? AND content_sha256 = ? AND invalidated_by IS NULL"

@@ -111,7 +111,7 @@ class SimulatedDatabase(Database):
             yield
         finally:
             actor.in_transaction = False
-            # After a commit the actor has released the lock, and another actor may hold it.
+            # After a commit the actor has already released the lock, and another actor can hold it.
             if scheduler.holder is actor:
                 scheduler.holder = None
 

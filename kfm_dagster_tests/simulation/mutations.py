@@ -113,7 +113,7 @@ def _put_later(self: RelationalRunState, record: RunState, tx: Transaction) -> N
 
 _PUT = RelationalRunState.put
 _EXECUTED_AGAIN = _call(RunStatePort, "skip", lambda *_, **__: None)
-"""A run that is executed again claims again, so it holds a unit by two attempts."""
+"""Without skips a repeated run claims again, so it holds a unit by two attempts."""
 _HASTE = {
     Fault.HASTE: 0.9,
     Fault.TWIN: 0.9,

@@ -38,7 +38,7 @@ class Outside:
         self.followers_show_the_current_items()
 
     def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
-        """Every Item has the content of a sound object and the Item id of its key."""
+        """Every Item has the content of a sound object, and the id that this object's key determines."""
         document = orjson.loads(content)
         if document.get("type") == "Feature":
             version = self._version_of(document)

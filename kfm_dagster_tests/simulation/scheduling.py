@@ -1,4 +1,4 @@
-"""The scheduler runs one actor at a time, and may switch, stall or kill it at each point.
+"""The scheduler runs one actor at a time, and can switch, stall or kill it at each point.
 
 An actor is a greenlet that runs the product's code, as a process or as a thread of a process. Each failpoint of this
 code (`kfm_dagster/failpoints.py`), each call to a simulated service and each SQL statement is a point. One seeded
@@ -139,7 +139,7 @@ class Scheduler:
                 self._resume(actor)
 
     def pause(self, point: str, *, seconds: float = 0.0) -> None:
-        """Reach a point: other actors may run first, and the current one may die. Raises Killed."""
+        """Reach a point: other actors can run first, and the current actor can die. Raises Killed."""
         actor = self.current
         if actor is None:
             return
@@ -158,7 +158,7 @@ class Scheduler:
             raise Killed
 
     def statement(self) -> None:
-        """Reach a SQL statement: no other actor runs, but this one may die. Raises Killed."""
+        """Reach a SQL statement: no other actor runs, but the current actor can die. Raises Killed."""
         actor = self.current
         if actor is None:
             return
