@@ -49,15 +49,16 @@ def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
 
 
 @pytest.mark.clause("BEY-06", "WSM-14")
-def test_evidence_of_units_without_attempts_has_their_full_explanation(pipeline: Pipeline) -> None:
-    sound, cut, gone = chain.volumes(3)[0], chain.truncated(chain.volumes(3)[1]), chain.missing(chain.volumes(3)[2])
-    chain.deliver_each(pipeline, sound, cut, gone)
+def test_evidence_of_units_without_attempts_left_has_the_full_explanation(pipeline: Pipeline) -> None:
+    first, second, third = chain.volumes(3)
+    sound, truncated, gone = first, chain.truncated(second), chain.missing(third)
+    chain.deliver_each(pipeline, sound, truncated, gone)
     chain.work_until_done(pipeline)
 
     by_object = bundles(pipeline)
     records = traces.records(pipeline)
-    assert set(by_object) == {cut.uri, gone.uri}
-    for item, code in ((cut, "size_mismatch"), (gone, "missing_object")):
+    assert set(by_object) == {truncated.uri, gone.uri}
+    for item, code in ((truncated, "size_mismatch"), (gone, "missing_object")):
         record, bundle = records[item.uri], by_object[item.uri]
         assert (bundle["wal_id"], bundle["quarantined_version"]) == (record.wal_id, record.version)
         assert (bundle["reason"], bundle["error"]["code"]) == ("attempts_exhausted", code)
@@ -76,15 +77,15 @@ def test_evidence_of_units_without_attempts_has_their_full_explanation(pipeline:
         assert len(bundle["history"]) == record.version
         message = bundle["message"]["body"]["Message"]["Records"][0]["s3"]
         assert (message["object"]["key"], message["bucket"]["name"]) == (item.key, item.bucket)
-    assert by_object[cut.uri]["found"] | {"last_modified": None} == {
+    assert by_object[truncated.uri]["found"] | {"last_modified": None} == {
         "state": "present",
         "why": None,
-        "size": len(cut.stored),
-        "version": hashlib.md5(cut.stored).hexdigest(),
+        "size": len(truncated.stored),
+        "version": hashlib.md5(truncated.stored).hexdigest(),
         "content_type": None,
         "last_modified": None,
-        "first_hex": cut.stored[:EDGE_BYTES].hex(),
-        "last_hex": cut.stored[-EDGE_BYTES:].hex(),
+        "first_hex": truncated.stored[:EDGE_BYTES].hex(),
+        "last_hex": truncated.stored[-EDGE_BYTES:].hex(),
     }
     assert by_object[gone.uri]["found"]["state"] == "absent"
     assert by_object[gone.uri]["found"]["why"]
@@ -177,7 +178,7 @@ def test_evidence_has_no_secrets_of_the_message_at_any_depth(pipeline: Pipeline,
     assert stored["Message"]["Records"][0]["s3"]["object"]["key"] == item.key
 
 
-def test_endless_json_is_truncated_and_not_walked_completely() -> None:
+def test_deeply_nested_json_is_truncated_and_not_walked_completely() -> None:
     value: Any = "secret"
     for _ in range(500):
         value = [value]
@@ -186,7 +187,7 @@ def test_endless_json_is_truncated_and_not_walked_completely() -> None:
 
 @pytest.mark.clause("BEY-06", "SEC-12")
 @pytest.mark.parametrize("enveloped", [True, False], ids=["SNS", "raw delivery"])
-def test_evidence_has_only_the_units_record_of_a_message(enveloped: bool, pipeline: Pipeline, objects: Path) -> None:
+def test_evidence_has_only_the_unit_s_record_of_a_message(enveloped: bool, pipeline: Pipeline, objects: Path) -> None:
     items = chain.volumes(20)
     older = chain.replaced(items[0], b"another version")
     chain.put(objects, items)
@@ -313,7 +314,7 @@ def test_an_unreachable_store_leaves_the_case_to_the_next_collector(
     assert EvidenceCollector(pipeline).collect() == 1
 
 
-def test_a_lost_message_is_marked_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
+def test_a_lost_message_is_marked_as_lost_and_a_listed_unit_has_no_message(pipeline: Pipeline, objects: Path) -> None:
     item, listed = chain.volumes(2)
     quarantine_by_hand(pipeline, chain.missing(item))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
@@ -338,5 +339,5 @@ def test_a_unit_released_before_collection_still_gets_its_evidence(pipeline: Pip
     [case] = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
     bundle = bundle_of(pipeline, case)
-    # The record at its quarantine, not the current one.
+    # The record at its quarantine, not the current record.
     assert (bundle["attempts"], len(bundle["history"])) == (0, record.version)

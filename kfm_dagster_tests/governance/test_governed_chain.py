@@ -109,13 +109,13 @@ def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
     ],
     ids=["access", "embargo", "consent"],
 )
-def test_units_refused_by_governance_are_quarantined_at_once_without_item_or_lineage(
+def test_units_refused_by_governance_are_quarantined_immediately_without_item_or_lineage(
     declared: dict[str, Any], rule: str, opened: Open
 ) -> None:
     rule = rule.format(at="2026-01-01T01:00:00.000000Z")
     pipeline = opened(**declared)
-    sound, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
-    chain.deliver_each(pipeline, sound, cut)
+    sound, truncated = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
+    chain.deliver_each(pipeline, sound, truncated)
     chain.work_until_done(pipeline)
     records = traces.records(pipeline)
     record = records[sound.uri]
@@ -124,8 +124,8 @@ def test_units_refused_by_governance_are_quarantined_at_once_without_item_or_lin
     *_, failed, quarantined = own_tx(pipeline.ledger).history(record.wal_id)
     assert (failed.from_status, failed.to_status) == (Status.IN_PROGRESS, Status.FAILED)
     assert (quarantined.from_status, quarantined.to_status) == (Status.FAILED, Status.QUARANTINED)
-    # Another failure keeps its own reason and the contract's attempts.
-    assert (records[cut.uri].last_error_code, records[cut.uri].attempts) == ("size_mismatch", 3)
+    # A unit with another failure keeps its own error and the contract's attempts.
+    assert (records[truncated.uri].last_error_code, records[truncated.uri].attempts) == ("size_mismatch", 3)
     assert items_of(pipeline) == {}
     assert not list(Path(pipeline.settings.lineage).rglob("*.*"))
     [entry] = logged_refusals(pipeline)
@@ -211,11 +211,11 @@ def test_a_refusal_and_a_mask_are_logged_once_despite_crashes(failpoint: chain.F
 
 @pytest.mark.clause("SEC-03")
 def test_an_exact_location_is_neither_stored_nor_shown(opened: Open, tmp_path: Path) -> None:
-    item, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
+    item, truncated = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
     exact = positions_of(item, tmp_path / "open")
     pipeline = opened(**SHIELDED)
     batches: list[str] = []
-    chain.deliver_each(pipeline, item, cut)
+    chain.deliver_each(pipeline, item, truncated)
     chain.run_chain(
         pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER,
         seen=lambda batch: batches.extend(map(str, batch.envelopes)),
@@ -298,7 +298,7 @@ AROUND_THE_POLE = [[0.0, 80.0], [90.0, 80.0], [180.0, 80.0], [-90.0, 80.0], [0.0
     [
         (ring((10, 0, 11, 1)), (10.5, 0.5, 12, 2), True),
         (ring((10, 0, 11, 1)), (12, 0, 13, 1), False),
-        # A box inside the area, and one around it.
+        # A box inside the area, and a box around the area.
         (ring((10, 0, 11, 1)), (10.4, 0.4, 10.6, 0.6), True),
         (ring((10.4, 0.4, 10.6, 0.6)), (10, 0, 11, 1), True),
         # Across the antimeridian: unsplit, from both sides; and two boxes that only touch there.
@@ -307,7 +307,7 @@ AROUND_THE_POLE = [[0.0, 80.0], [90.0, 80.0], [180.0, 80.0], [-90.0, 80.0], [0.0
         (ring((179, 0, -179, 1)), (179.5, 0, -179.5, 1), True),
         (ring((179, 0, -179, 1)), (-178, 0, 178, 1), False),
         (ring((179, 0, 180, 1)), (-180, 0, -179, 1), True),
-        # Around a pole, and two that intersect only in the pole.
+        # Around a pole, and two boxes that intersect only in the pole.
         (AROUND_THE_POLE, (120, 85, 130, 86), True),
         (AROUND_THE_POLE, (120, 70, 130, 79), False),
         (AROUND_THE_POLE, (-180, -90, 180, -80), False),
@@ -387,11 +387,11 @@ def test_a_donut_displaces_a_footprint_reproducibly_within_its_bounds(longitude:
 
 @pytest.mark.clause("IEN-17")
 def test_a_donut_s_displacement_depends_on_the_deployment_s_secret() -> None:
-    places = [(float(degrees), 40.0, degrees + 0.01, 40.01) for degrees in range(-120, -40, 10)]
-    shown = [shown_at(place) for place in places]
-    assert shown != [shown_at(place, salt="another secret of sixteen bytes") for place in places]
-    bearings = [EARTH.inv(*place[:2], *at)[0] % 360 for place, at in zip(places, shown, strict=True)]
-    assert len({bearing // 90 for bearing in bearings}) > 2, "a common displacement could be learnt from one of them"
+    boxes = [(float(degrees), 40.0, degrees + 0.01, 40.01) for degrees in range(-120, -40, 10)]
+    shown = [shown_at(box) for box in boxes]
+    assert shown != [shown_at(box, salt="another secret of sixteen bytes") for box in boxes]
+    bearings = [EARTH.inv(*box[:2], *at)[0] % 360 for box, at in zip(boxes, shown, strict=True)]
+    assert len({bearing // 90 for bearing in bearings}) > 2, "a common displacement could be learnt from one footprint"
 
 
 @pytest.mark.clause("IEN-17", "IEN-12")
@@ -436,16 +436,16 @@ def test_a_footprint_in_an_area_is_masked_in_an_open_dataset_before_it_is_stored
         [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     prov = prov_json(document.read_bytes())
     [activity] = [node for node, fields in prov["activity"].items() if fields.get("kfm:method") == masking["method"]]
-    [place] = [edge["prov:entity"] for edge in prov["wasGeneratedBy"].values() if edge["prov:activity"] == activity]
+    [location] = [edge["prov:entity"] for edge in prov["wasGeneratedBy"].values() if edge["prov:activity"] == activity]
     users = [
-        edge["prov:generatedEntity"] for edge in prov["wasDerivedFrom"].values() if edge["prov:usedEntity"] == place
+        edge["prov:generatedEntity"] for edge in prov["wasDerivedFrom"].values() if edge["prov:usedEntity"] == location
     ]
     assert [prov["entity"][user]["kfm:stac_item_id"] for user in users] == [items[first.uri]["id"]]
     assert "the hill" not in document.read_text(), "the area's name is private to the deployment"
 
 
 @pytest.mark.clause("IEN-17")
-def test_content_depends_on_areas_and_secret_and_is_unchanged_without_areas(
+def test_content_depends_on_areas_and_secret_and_does_not_change_without_areas(
     tmp_path: Path, contracts: ContractRegistry
 ) -> None:
     contract = contracts["nexrad-l2"]

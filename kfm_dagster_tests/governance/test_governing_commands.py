@@ -38,7 +38,7 @@ CHANGE = ["--change-ref", "CHG-9"]
 
 @pytest.fixture
 def units(deployment: Pipeline) -> dict[str, Envelope]:
-    """Units by state, one of each; two are quarantined, one of these discarded."""
+    """One unit in each state, by state; the discarded unit is quarantined, too."""
     units_by_state = {state: envelope(number) for number, state in enumerate(STATES)}
     for state in STATES[:4]:
         bring(deployment.ledger, state, [units_by_state[state]])
@@ -277,7 +277,7 @@ def test_a_person_quarantines_pending_and_failed_units(
 
 
 @pytest.mark.clause("WAL-10", "SEC-02")
-def test_a_switch_is_engaged_until_it_is_released_or_expires(call: Call, deployment: Pipeline) -> None:
+def test_a_kill_switch_is_on_until_it_is_released_or_expires(call: Call, deployment: Pipeline) -> None:
     assert call("kill-switch", "list", "--json").out == ""
     before = datetime.now(UTC)
     assert call("kill-switch", "on", "nexrad-l2", *WHY, "--expires", "90m").code == ExitCode.DONE

@@ -1,4 +1,4 @@
-"""Masking: shown places keep their bounds; no hash or shown value reveals an exact place."""
+"""Masking: shown locations keep their bounds; no hash or shown value reveals an exact location."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def metres(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def moved_within(cell: str, shares: Sequence[float]) -> ExactLocation:
-    """Return another place in a cell, a mean of its centre and corners."""
+    """Return another location in a cell, a mean of the cell's centre and corners."""
     corners = [h3.cell_to_latlng(cell), *h3.cell_to_boundary(cell)]
     weights = [*shares, *[0.0] * len(corners)][: len(corners)]
     x, y, z = (
@@ -78,14 +78,14 @@ def moved_within(cell: str, shares: Sequence[float]) -> ExactLocation:
     )
 
 
-def place(location: ExactLocation | MaskedLocation) -> tuple[float, float]:
+def point(location: ExactLocation | MaskedLocation) -> tuple[float, float]:
     return location.latitude, location.longitude
 
 
 def published(mask: Masking, site: str, location: ExactLocation) -> str:
     """Return all public values of a masked site, and its content hash."""
     shown = masked(mask, site, location)
-    content = json.dumps([shown.group, *place(shown), 12.5]).encode()
+    content = json.dumps([shown.group, *point(shown), 12.5]).encode()
     entry = masked_entry("soil", shown, content)
     decision = MaskingDecision.declared(mask, dataset="soil")
     hashed = compute_content_hash([ManifestEntry(**entry).canonical()], {"masking": mask.parameters}, "code", "lock")
@@ -99,9 +99,9 @@ def test_no_public_value_or_hash_changes_while_a_site_moves_within_its_mask(
     mask: Masking, site: str, location: ExactLocation, shares: list[float]
 ) -> None:
     resolution = anchor_resolution(mask) if mask.resolution is None else mask.resolution
-    cell = h3.latlng_to_cell(*place(location), resolution)
+    cell = h3.latlng_to_cell(*point(location), resolution)
     moved = moved_within(cell, shares)
-    assume(h3.latlng_to_cell(*place(moved), resolution) == cell)
+    assume(h3.latlng_to_cell(*point(moved), resolution) == cell)
     assert published(mask, site, moved) == published(mask, site, location)
 
 
@@ -115,11 +115,11 @@ def test_a_mask_by_cell_contains_the_site_and_shows_only_the_cell_s_centre(
     assert h3.get_resolution(cell) == resolution
     centre, corners = h3.cell_to_latlng(cell), h3.cell_to_boundary(cell)
     # No other cell's centre is nearer, except slightly for cells across an icosahedron's edge.
-    away = metres(place(location), centre)
+    away = metres(point(location), centre)
     assert away <= 1.01 * max(metres(centre, corner) for corner in corners) + 1
     others = [h3.cell_to_latlng(neighbour) for neighbour in h3.grid_ring(cell, 1)]
-    assert away <= 1.2 * min(metres(place(location), other_centre) for other_centre in others) + 1
-    assert metres(place(shown), centre) < 1
+    assert away <= 1.2 * min(metres(point(location), other_centre) for other_centre in others) + 1
+    assert metres(point(shown), centre) < 1
 
 
 @pytest.mark.clause("IEN-12")
@@ -134,7 +134,7 @@ def test_a_donut_keeps_its_distance(
     location: ExactLocation, site: str, minimum: float, width: float, salt: bytes
 ) -> None:
     shown = masked(donut(minimum, minimum + width), site, location, salt)
-    assert minimum <= metres(place(location), place(shown)) <= minimum + width
+    assert minimum <= metres(point(location), point(shown)) <= minimum + width
 
 
 @given(location=LOCATIONS)
@@ -168,12 +168,12 @@ def test_a_displacement_is_reproducible_and_differs_by_site_salt_and_ring() -> N
         "another ring": masked(donut(2_000, 8_001), "site", home),
     }
     assert masked(DONUT, "site", home) == shown["first"]
-    assert len({location.group for location in shown.values()}) == len({place(each) for each in shown.values()}) == 4
+    assert len({location.group for location in shown.values()}) == len({point(site) for site in shown.values()}) == 4
     assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9), (
         "half of the ring's area lies within"
     )
     assert [ring_radius_m(2_000, 8_000, share) for share in (0, 1)] == pytest.approx([2_000, 8_000])
-    # Pinned values: a release must not move published places.
+    # Pinned values: a release must not move published locations.
     assert shown["first"] == MaskedLocation(group="donut:0892cd1608f3464c", latitude=38.47862, longitude=-97.94804)
 
 

@@ -32,7 +32,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 MADE = datetime(2025, 6, 9, tzinfo=UTC)
-"""The time at which a backfill's objects were written, days after their own time."""
+"""The time at which a backfill's objects were written, days after the times of their data."""
 JANE = Decision(actor="jane", reason="the source is fixed", change_ref="CHG-9")
 WHY = ["--reason", "the source is fixed", "--change-ref", "CHG-9"]
 APPROVING = ["--actor", "bob", "--reason", "seen the evidence", "--change-ref", "CHG-9"]
@@ -108,7 +108,7 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
 def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_batch(
     call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More units than other selections may have; another release changes their Items."""
+    """The days have more units than other selections can have; another release changes the units' Items."""
     narrow = replace(LIMITS[Environment.PROD], max_selection_records=2, default_batch_size=2, max_batches=1)
     monkeypatch.setattr(engine, "LIMITS", {Environment.PROD: narrow})
     start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)
@@ -147,7 +147,7 @@ def test_a_replay_of_failed_units_and_a_kill_switch_need_one_person(call: Call, 
         assert call(*command, *WHY).code == ExitCode.DONE, command
 
 
-def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
+def test_an_impossible_approval_is_refused_in_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
     def a_proposal() -> str:
         return proposed(call("release", OUT.wal_id, *WHY))
 
@@ -167,12 +167,12 @@ def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod:
 
     cases: dict[str, tuple[Callable[[], str], list[str], str]] = {
         "its own proposer": (a_proposal, ["--actor", "jane"], "cannot be approved by its proposer"),
-        "its own proposer, written otherwise": (a_proposal, ["--actor", " JANE"], "cannot be approved by its proposer"),
-        "nobody knows it": (lambda: "999999", [], "unknown proposal; observed 999999"),
+        "the proposer, spelled differently": (a_proposal, ["--actor", " JANE"], "cannot be approved by its proposer"),
+        "an unknown proposal": (lambda: "999999", [], "unknown proposal; observed 999999"),
         "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
         "withdrawn": (lambda: decided("withdraw"), [], "was decided already; observed override_withdrawn by bob"),
         "expired": (expired, [], "the proposal has expired"),
-        "moved": (moved, [], f"changed since it was read; observed {OUT.wal_id} at another version"),
+        "a changed unit": (moved, [], f"changed since it was read; observed {OUT.wal_id} at another version"),
         "used": (lambda: str(_last(prod).proposal_id), [], "was decided already; observed override_approved by bob"),
     }
     for name, (make, more, expected) in cases.items():
@@ -183,7 +183,7 @@ def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod:
         assert (answer.out, answer.err.count("\n")) == ("", 1), name
         assert expected in answer.err, name
         assert every_row(prod.database) == before, name
-    # Pending: two by the same proposer, one without a reason, one whose unit moved; the expired one is not.
+    # Pending: two that their proposer tried to approve, one without a reason, one whose unit changed; not the expired.
     assert len(call("governance", "pending", "--json").rows) == 4
 
 
@@ -236,15 +236,15 @@ def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:
         "an approver without an approval": [entry()],
         "an approver without a proposal": [entry(proposal_id=None)],
         "the proposer's own approval": [decides("jane"), entry(approved_by="jane")],
-        "the proposer's own in capitals": [decides(" JANE "), entry(approved_by=" JANE ")],
-        "too late an approval": [decides("bob", at=late), entry()],
-        "an approval of nothing that was proposed": [decides("bob", proposal_id=None), entry()],
+        "the proposer's own approval in capitals": [decides(" JANE "), entry(approved_by=" JANE ")],
+        "an approval that is too late": [decides("bob", at=late), entry()],
+        "an approval without a proposal": [decides("bob", proposal_id=None), entry()],
         "a withdrawal": [decides("bob", action="override_withdrawn"), entry()],
         "a withdrawal and then an approval": [
             decides("bob", action="override_withdrawn"), decides("bob"), entry(),
         ],
-        "an approval by another one": [decides("bob"), entry(approved_by="eve")],
-        "an approval of another one's proposal": [decides("bob"), entry(actor="eve")],
+        "an approval by another person": [decides("bob"), entry(approved_by="eve")],
+        "an approval of another person's proposal": [decides("bob"), entry(actor="eve")],
         "an approval of another action": [decides("bob"), entry(action="repair_and_replace")],
         "an approval of other units": [decides("bob", proposal_id=another), entry(proposal_id=another)],
     }  # fmt: skip
@@ -274,7 +274,7 @@ def test_a_prod_deployment_marks_its_database_as_prod(deployment: Pipeline, monk
 
 
 @pytest.mark.clause("SEC-10")
-def test_the_dagster_ui_alone_releases_nothing_in_any_environment(call: Call, deployment: Pipeline) -> None:
+def test_the_dagster_ui_alone_releases_no_unit_in_any_environment(call: Call, deployment: Pipeline) -> None:
     ledger, wal_id = deployment.ledger, envelope(0).wal_id
     own_tx(ledger).ensure([envelope(0)])
     own_tx(ledger).quarantine([wal_id], reason_code="looked_odd", decision=JANE)

@@ -70,12 +70,12 @@ RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, RuleId | None]] = {
     "embargo over": (UNTIL_NOON, UNIT, NOON, None),
     "embargo of a day": (A_DAY, UNIT, START + timedelta(days=1) - SECOND, RuleId.EMBARGO),
     "embargo of a day, over": (A_DAY, UNIT, START + timedelta(days=1), None),
-    "the header tells a later end": (A_DAY, LATER, START + timedelta(days=3) - SECOND, RuleId.EMBARGO),
+    "the header has a later end": (A_DAY, LATER, START + timedelta(days=3) - SECOND, RuleId.EMBARGO),
     "no time in the header": (A_DAY, NOWHERE, START, RuleId.EMBARGO),
     "an end beyond all time": (A_DAY, ENDLESS, NOON, RuleId.EMBARGO),
     "masked": (SHIELDED, UNIT, NOON, None),
-    "no place to mask": (SHIELDED, NOWHERE, NOON, RuleId.SENSITIVITY),
-    "embargoed, and no place to mask": (SHIELDED | UNTIL_NOON, NOWHERE, START, RuleId.EMBARGO),
+    "no location to mask": (SHIELDED, NOWHERE, NOON, RuleId.SENSITIVITY),
+    "embargoed, and no location to mask": (SHIELDED | UNTIL_NOON, NOWHERE, START, RuleId.EMBARGO),
     "masked and embargoed": (SHIELDED | UNTIL_NOON, UNIT, START, RuleId.EMBARGO),
 }
 
@@ -106,7 +106,7 @@ def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
         assert objection.rule is rule
 
 
-def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line() -> None:
+def test_a_contract_without_required_declarations_is_refused_in_one_line() -> None:
     for declared, says in (
         ({"sensitivity": "restricted"}, "access restricted or closed, but access is open"),
         ({"sensitivity": "sensitive", "access": "restricted"}, "needs masking"),
@@ -145,7 +145,7 @@ def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
 @example(box=(-180.0, -90.0, 180.0, -89.0), resolution=0)
 @example(box=(180.0, 10.0, 180.0, 10.0), resolution=5)
 @example(box=(-180.0, 10.0, -180.0, 10.0), resolution=5)
-def test_a_generalised_footprint_is_valid_and_contains_the_place(
+def test_a_generalised_footprint_is_valid_and_contains_the_location(
     box: tuple[float, float, float, float], resolution: int
 ) -> None:
     metadata = Metadata(
@@ -200,7 +200,7 @@ def test_a_masked_header_keeps_only_cell_times_and_listed_properties() -> None:
     assert [(reported.code, reported.message) for reported in metadata.issues] == [("time_mismatch", WITHHELD)]
 
 
-def test_an_already_failed_unit_keeps_its_reason_without_its_place() -> None:
+def test_an_already_failed_unit_keeps_its_error_but_not_its_exact_location() -> None:
     rules = Rules(governance=governance(**SHIELDED, embargo={"until": NOON}), at=START)
     broken = failed(UNIT)
     after = rules.applied(broken)

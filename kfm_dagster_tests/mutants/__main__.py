@@ -1,6 +1,6 @@
 """Examine mutants: `python -m kfm_dagster_tests.mutants [--sample N] [--only NAME ...]`.
 
-By default the mutants of the list; each must be killed. `--generated`: generated mutants of all rooms and SQL
+By default: the listed mutants; each must be killed. `--generated`: generated mutants of all folders and SQL
 in turn. `--changed [COMMIT]`: generated mutants of the lines that are new since a commit, by default since the base of
 the change (`change.py`). 90 % of the generated mutants must be killed; a mutant that survives its nearest tests is
 examined by further tests. `--seconds N` limits the time. Prints a line for each mutant, and the survivors at the end.
@@ -34,10 +34,10 @@ from kfm_dagster_tests.mutants.examining import (
     imported_from,
     load,
 )
-from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
+from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, folder_of, mutated_files
 
 EQUIVALENT = 0.1
-"""Share of the mutants that may survive, because some change no behaviour."""
+"""Share of the mutants that are allowed to survive, because some change no behaviour."""
 UNLIKELY = 0.01
 """Chance below which a change's survivors contradict EQUIVALENT: the few that CI examines give no exact share."""
 COPIES = min(os.cpu_count() or 1, 4)
@@ -47,7 +47,7 @@ CONFIRMING = 0.15
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line immediately."""
     print(line, flush=True)  # noqa: T201
 
 
@@ -114,7 +114,7 @@ def listed(only: list[str] | None, *, sample: int | None, seed: int) -> list[Mut
 
 
 def generated(only: list[str] | None, *, sample: int | None, seed: int) -> Iterator[Mutant]:
-    """Generate mutants of all rooms and SQL in turn, or of the named files."""
+    """Generate mutants of all folders and SQL in turn, or of the named files."""
     files = [file for file in mutated_files(ROOT) if not only or any(text in file for text in only)]
     mutants = (candidate.mutant(ROOT) for candidate in drawn(ROOT, dict.fromkeys(files), seed=str(seed)))
     return islice((mutant for mutant in mutants if mutant is not None), sample)
@@ -128,8 +128,8 @@ def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple
         if not only or any(text in file for text in only)
     }
     counts = {file: len(candidates(ROOT, file, numbers)) for file, numbers in lines.items()}
-    rooms = {room(file) for file, count in counts.items() if count}
-    say(f"base {base}: {sum(counts.values())} candidates in {len(rooms)} rooms")
+    folders = {folder_of(file) for file, count in counts.items() if count}
+    say(f"base {base}: {sum(counts.values())} candidates in {len(folders)} folders")
     mutants = (candidate.mutant(ROOT) for candidate in drawn(ROOT, lines, seed=base))
     return islice((mutant for mutant in mutants if mutant is not None), sample), sum(counts.values())
 

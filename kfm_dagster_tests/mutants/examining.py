@@ -28,7 +28,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("rules")
-"""The list of rules: a YAML file for each room of the product, and one for SQL."""
+"""The list of rules: a YAML file for each folder of the product, and one for SQL."""
 RETIRED = Path(__file__).with_name("retired.yaml")
 """The rules removed from the list, each with a reason."""
 PYTEST = ("-q", "--no-header", "-W", "ignore", "-p", "no:cacheprovider", "--timeout", "90")
@@ -96,7 +96,7 @@ class Examined:
 
 
 def load(folder: Path = RULES) -> list[Mutant]:
-    """Read the list: every room's file, in the order of their names."""
+    """Read the list: every folder's file, in the order of their names."""
     files = sorted(folder.glob("*.yaml"))
     rows = (_rows(path.read_text(encoding="utf-8")) for path in files)
     return [Mutant(**row) for row in chain.from_iterable(rows)]

@@ -220,8 +220,8 @@ def mutated_files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
-def room(file: str) -> str:
-    """Return a file's room: `ledger`, `sql/queries`; `kfm_dagster` for a file in no room."""
+def folder_of(file: str) -> str:
+    """Return a file's folder: `ledger`, `sql/queries`; `kfm_dagster` for a file in no folder below it."""
     parts = file.split("/")
     if parts[0] == "sql":
         return "/".join(parts[:2])
@@ -229,22 +229,22 @@ def room(file: str) -> str:
 
 
 def drawn(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
-    """Draw candidates from all rooms in turn, from these lines of each file (None: all lines).
+    """Draw candidates from all folders in turn, from these lines of each file (None: all lines).
 
-    Within a room a file is drawn with a probability by its size. Within a file one candidate of each line comes before
-    any second candidate of a line.
+    Within a folder a file is drawn with a probability by its size. Within a file one candidate of each line comes
+    before any second candidate of a line.
     """
     chance = random.Random(seed)
-    rooms: dict[str, list[str]] = defaultdict(list)
+    folders: dict[str, list[str]] = defaultdict(list)
     for file in sorted(files):
-        rooms[room(file)].append(file)
-    order = sorted(rooms)
+        folders[folder_of(file)].append(file)
+    order = sorted(folders)
     chance.shuffle(order)
-    turns = [_of_room(root, {file: files[file] for file in rooms[name]}, seed=f"{seed} {name}") for name in order]
+    turns = [_of_folder(root, {file: files[file] for file in folders[name]}, seed=f"{seed} {name}") for name in order]
     return (candidate for turn in zip_longest(*turns) for candidate in turn if candidate is not None)
 
 
-def _of_room(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
+def _of_folder(root: Path, files: Mapping[str, Collection[int] | None], *, seed: str) -> Iterator[Candidate]:
     chance = random.Random(seed)
     sizes = {
         file: (root / file).stat().st_size if lines is None else max(len(lines), 1) for file, lines in files.items()

@@ -2,8 +2,8 @@
 
 The first are the tests named by the list's rows for the code. Then:
 
-- for a Python module, the tests that import or name it, its room's first; the other tests of its room, by the names of
-  the module that they use; the tests of the modules that import it;
+- for a Python module, the tests that import or name it, its folder's first; the other tests of its folder, by the names
+  of the module that they use; the tests of the modules that import it;
 - for a statement, the tests that name it, then those of the modules that run it, which quote its name;
 - for the schema, the tests that name the constraint, the trigger or the table, then those of the modules whose
   statements name the table.
@@ -68,7 +68,7 @@ SQLITE, POSTGRESQL = "not postgresql", "not sqlite"
 """Python, and a statement in one form, behave alike on both databases, so they are tested on the faster one."""
 
 ONE_SERVER = {"backups", "roles"}
-"""Rooms whose statements are for PostgreSQL only: SQLite has no roles and no archiving."""
+"""Files whose statements are for PostgreSQL only: SQLite has no roles and no archiving."""
 
 _MODULE = re.compile(r"\bkfm_dagster(?:\.\w+)+|(?<=import )kfm_dagster(?= as )")
 _FROM = re.compile(r"^\s*from (kfm_dagster[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -87,7 +87,7 @@ _ONLY = re.compile(r"^-- (sqlite|postgresql): \S", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The tests of a place as paths from the root, and their cases (`-k`; all if empty)."""
+    """The test modules for some code, as paths from the root, and which of their cases to run (`-k`; all if empty)."""
 
     tests: tuple[str, ...]
     further: tuple[str, ...]
@@ -116,7 +116,7 @@ class Tree:
         modules = self._texts("kfm_dagster_tests", "test_*.py")
         walks, _ = selection.load()
         slow = SLOW | {test for walk in walks for test in walk.tests}
-        return {file: text for file, text in modules.items() if _room(file) not in FAR and _name(file) not in slow}
+        return {file: text for file, text in modules.items() if _folder_of(file) not in FAR and _name(file) not in slow}
 
     @cached_property
     def words(self) -> Mapping[str, frozenset[str]]:
@@ -179,11 +179,11 @@ class Tree:
                 end = match.start()
                 break
             identifier, begin = match[1], match.end()
-        room, folder = Path(file).stem, Path(file).parent.name
-        runners = self._runners(room, identifier)
-        named = [test for test, words in self.tests.items() if f"{room}.{identifier}" in words]
+        module, folder = Path(file).stem, Path(file).parent.name
+        runners = self._runners(module, identifier)
+        named = [test for test, words in self.tests.items() if f"{module}.{identifier}" in words]
         modules = [*self._listed(file, text[begin:end]), *named, *self._of_modules(runners)]
-        cases = "" if folder == "pgstac" else POSTGRESQL if room in ONE_SERVER else _cases(text[begin:end])
+        cases = "" if folder == "pgstac" else POSTGRESQL if module in ONE_SERVER else _cases(text[begin:end])
         return self._choice(modules, cases)
 
     def _of_schema(self, file: str, text: str, start: int) -> Choice:
@@ -209,43 +209,43 @@ class Tree:
         for text in arguments:
             yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
 
-    def _runners(self, room: str, identifier: str) -> list[str]:
-        """Return the modules that run a statement: those that quote its name, or else its room's."""
-        if near := self.quoted.get(f"{room}.{identifier}"):
+    def _runners(self, module: str, identifier: str) -> list[str]:
+        """Return the modules that run a statement: those that quote its name, or else the names of its file."""
+        if near := self.quoted.get(f"{module}.{identifier}"):
             return sorted(near)
-        if near := {file for file in self.quoted.get(identifier, ()) if room in re.split(r"[/.]", file)}:
+        if near := {file for file in self.quoted.get(identifier, ()) if module in re.split(r"[/.]", file)}:
             return sorted(near)
-        return sorted({file for text, files in self.quoted.items() if text.startswith(f"{room}.") for file in files})
+        return sorted({file for text, files in self.quoted.items() if text.startswith(f"{module}.") for file in files})
 
     def _of_modules(self, files: Iterable[str]) -> list[str]:
         """Return the tests of modules, the nearest first: by names, imports, and used names."""
         files = list(files)
-        rooms = {_room(file) for file in files}
+        folders = {_folder_of(file) for file in files}
         defined = {name for file in files for match in _DEFINED.finditer(self.product[file]) for name in match.groups()}
         parents = sorted({parent for file in files for parent in self.importers.get(file, ())})
         direct = Counter(test for file in files for test in self.namers.get(file, ()))
         indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
         parts = {part for file in files for part in _parts(file)}
         # Tests call a command by its name instead of importing it, or a module that only the command imports.
-        faces = files if "cli" in rooms else () if direct else parents
-        if commands := {part for file in faces if _room(file) == "cli" for part in _parts(file)}:
+        faces = files if "cli" in folders else () if direct else parents
+        if commands := {part for file in faces if _folder_of(file) == "cli" for part in _parts(file)}:
             called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(commands))})\"")
             direct.update(test for test, text in self.tests.items() if called.search(text))
 
         def order(test: str) -> tuple[object, ...]:
-            of_room, alike = _room(test) in rooms, len(parts & _parts(test))
+            in_folder, alike = _folder_of(test) in folders, len(parts & _parts(test))
             return (
-                not (of_room and alike),
-                not (of_room and direct[test]),
+                not (in_folder and alike),
+                not (in_folder and direct[test]),
                 not direct[test],
-                not of_room,
+                not in_folder,
                 -alike,
                 -len(defined & self.words[test]),
                 -indirect[test],
                 test,
             )
 
-        return sorted({*direct, *indirect, *(test for test in self.tests if _room(test) in rooms)}, key=order)
+        return sorted({*direct, *indirect, *(test for test in self.tests if _folder_of(test) in folders)}, key=order)
 
     def _choice(self, modules: Iterable[str], cases: str, *, first: Sequence[str] = ()) -> Choice:
         near = list(dict.fromkeys([*first, *(test for test in modules if test in self.tests)]))
@@ -291,15 +291,16 @@ def _name(file: str) -> str:
     return file.removeprefix(f"{selection.TESTS}/")
 
 
-def _room(file: str) -> str:
+def _folder_of(file: str) -> str:
     """Return the first folder of a file below the package or its tests; empty without one."""
     first, _, rest = file.partition("/")[2].partition("/")
     return first if rest else ""
 
 
 def _parts(file: str) -> set[str]:
-    """Return the words of a file's path below its room."""
-    return set(re.split(r"[/_]", file.removesuffix(".py"))[2:]) - {"dagster", "tests", "test", "command", _room(file)}
+    """Return the words of a file's path below its folder."""
+    words = set(re.split(r"[/_]", file.removesuffix(".py"))[2:])
+    return words - {"dagster", "tests", "test", "command", _folder_of(file)}
 
 
 def _cases(block: str) -> str:

@@ -1,4 +1,4 @@
-"""Generated mutants: the mutated code, their order, their nearest tests, and new lines."""
+"""Generated mutants: the code that is mutated, the order of mutants, the nearest tests, and new lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _nearest(tmp_path: Path) -> None:
     source(tmp_path, "", file="kfm_dagster_tests/ledger/test_rule.py")
 
 
-def test_rules_are_mutated(tmp_path: Path) -> None:
+def test_conditions_bounds_and_values_are_mutated(tmp_path: Path) -> None:
     assert {
         "if False:",
         "if limit <= 1:",
@@ -118,11 +118,11 @@ def test_tests_are_ordered_by_rows_then_names_then_imports(tmp_path: Path) -> No
 
 
 def test_every_module_and_every_sql_text_has_near_tests() -> None:
-    from kfm_dagster_tests.mutants.generating import candidates, mutated_files, room
+    from kfm_dagster_tests.mutants.generating import candidates, folder_of, mutated_files
 
     of_tree = tree(ROOT)
     files = mutated_files(ROOT)
-    assert {room(file) for file in files} > {
+    assert {folder_of(file) for file in files} > {
         "console",
         "ledger",
         "followers",
@@ -137,13 +137,13 @@ def test_every_module_and_every_sql_text_has_near_tests() -> None:
             sorted({candidate.line for candidate in candidates(ROOT, file)})[::7] if file.endswith(".sql") else [0]
         )
     }
-    assert {place for place, choice in choices.items() if not 0 < len(choice.tests) <= NEAREST} == set()
+    assert {line for line, choice in choices.items() if not 0 < len(choice.tests) <= NEAREST} == set()
     near = {test for choice in choices.values() for test in choice.tests}
     assert not {test for test in near if test.split("/")[1] in FAR}
     assert len(near) > 200
 
 
-def test_rooms_are_drawn_in_turn_and_each_line_once_before_any_twice(tmp_path: Path) -> None:
+def test_folders_are_drawn_in_turn_and_each_line_once_before_any_line_twice(tmp_path: Path) -> None:
     from kfm_dagster_tests.mutants.generating import candidates, drawn
 
     other = "sql/queries/rule.sql"
@@ -151,16 +151,16 @@ def test_rooms_are_drawn_in_turn_and_each_line_once_before_any_twice(tmp_path: P
     source(tmp_path, "WHERE a AND b\n", file=other)
     files = {FILE: None, other: None}
 
-    def places(drawing: Iterable[Candidate]) -> list[tuple[str, int]]:
+    def positions(drawing: Iterable[Candidate]) -> list[tuple[str, int]]:
         return [(candidate.file, candidate.line) for candidate in drawing]
 
-    order = places(drawn(tmp_path, files, seed="3"))
-    assert sorted(order) == sorted(place for file in files for place in places(candidates(tmp_path, file)))
+    order = positions(drawn(tmp_path, files, seed="3"))
+    assert sorted(order) == sorted(position for file in files for position in positions(candidates(tmp_path, file)))
     assert [{file for file, _ in order[first : first + 2]} for first in (0, 2)] == [{FILE, other}] * 2
     lines = [line for file, line in order if file == FILE]
     assert set(lines[: len(set(lines))]) == set(lines)
-    assert places(drawn(tmp_path, files, seed="3")) == order
-    assert lines != [line for _, line in places(drawn(tmp_path, {FILE: None}, seed="4"))]
+    assert positions(drawn(tmp_path, files, seed="3")) == order
+    assert lines != [line for _, line in positions(drawn(tmp_path, {FILE: None}, seed="4"))]
 
 
 def test_only_lines_that_are_new_since_a_commit_are_mutated(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_only_lines_that_are_new_since_a_commit_are_mutated(tmp_path: Path) -> N
     assert {candidate.line for candidate in candidates(tmp_path, FILE, {1, 3, 4})} == {3, 4}
 
 
-def test_a_change_needs_a_base_and_without_candidates_nothing_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_needs_a_base_and_without_candidates_no_mutant_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
     from kfm_dagster_tests.mutants.__main__ import main
 
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""The mutants' own tests: rows fit the code, a sample is killed, an examination can fail."""
+"""The mutants' own tests: rows fit the code, a sample is killed, and mutants that are not killed are reported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_row_of_the_list_fits_the_code_and_names_tests_that_exist() -> Non
 
 
 def faults(mutant: Mutant) -> list[str]:
-    """Return a row's faults: its place, its change, the files and functions that its test names."""
+    """Return what is wrong in a row: a text that its file lacks, a change without effect, tests that do not exist."""
     arguments = mutant.arguments
     expression = arguments.index("-k") if "-k" in arguments else len(arguments)
     files = [name.partition("::")[0] for name in arguments[:expression]]
@@ -170,7 +170,7 @@ def test_a_test_that_also_fails_without_the_mutant_does_not_count(copy: Copy) ->
     path.write_text("def test_that_fails():\n    assert False\n", encoding="utf-8")
     result = copy.examine(replace(HARMLESS, test=path.name))
     assert result.fate is StepResult.KILLED
-    # A failed case that exists only with its mutant.
+    # This failed case exists only with the mutant.
     other = replace(result, failed=frozenset({f"{HARMLESS.test}::test_of_nothing[1]"}))
     assert {confirmed.fate for confirmed in copy.confirmed([result, other])} == {StepResult.BROKEN}
     path.write_text(

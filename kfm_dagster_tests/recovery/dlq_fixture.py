@@ -100,7 +100,7 @@ class DlqFixture:
         assert self.pipeline.queue.depth().total == 0
 
     def bury(self, bodies: Sequence[str]) -> None:
-        """Put messages on the dead-letter queue that the pipeline never received."""
+        """Put messages that the pipeline has never received on the dead-letter queue."""
         self._send(self.pipeline.dead_letters.send(bodies), bodies)
 
     def bring_to(self, status: str, numbers: Iterable[int], *, code: str | None = None) -> None:
@@ -108,7 +108,7 @@ class DlqFixture:
         bring(self.pipeline.ledger, status, [self.unit(number) for number in numbers], code=code)
 
     def finish_everything(self) -> None:
-        """Ingest pending and running units successfully, and acknowledge."""
+        """Ingest pending and running units successfully, and acknowledge their messages."""
         ledger = self.pipeline.ledger
         own_tx(ledger).release_lost(run_ids=ledger.in_progress_runs())
         # Units of dead runs are claimed separately.
@@ -118,7 +118,7 @@ class DlqFixture:
         self.assert_sound()
 
     def assert_sound(self) -> None:
-        """Check both balances, and that no message was deleted before its units were terminal."""
+        """Check the balances of units and messages, and that no message was deleted before its units were terminal."""
         assert_conserved(self.pipeline)
         early = self.ask(
             "SELECT delivery.message_id, record.status FROM nodd_wal_deliveries AS delivery "

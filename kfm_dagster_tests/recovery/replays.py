@@ -85,7 +85,7 @@ class Stand:
         )
 
     def work(self, ending: Callable[[Envelope], Envelope] = finished, *, run_id: str = "run-2") -> list[Envelope]:
-        """Run all pending units."""
+        """Claim and settle all pending units."""
         claimed = self.claim(run_id=run_id)
         own_tx(self.pipeline.ledger).settle([ending(unit) for unit in claimed], run_id=run_id)
         return claimed

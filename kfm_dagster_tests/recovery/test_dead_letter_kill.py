@@ -1,4 +1,4 @@
-"""A drain or redrive killed at any failpoint loses nothing; the next one repeats nothing."""
+"""A drain or redrive killed at any failpoint loses no message; the next one repeats no work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRAIN_DEATHS = (
     (Failpoint.QUEUE_DELETE_AFTER, 1),
     (Failpoint.QUEUE_VISIBILITY_BEFORE, 1),
 )
-"""One process for each; each continues where the earlier ones stopped."""
+"""One process dies at each failpoint; the next process continues where it stopped."""
 REDRIVE_DEATHS = (
     (Failpoint.QUEUE_RECEIVE_AFTER, 1),
     (Failpoint.DATABASE_COMMIT_AFTER, 1),
@@ -63,7 +63,7 @@ def bury_every_class(dlq_fixture: DlqFixture) -> None:
 @pytest.mark.clause("RPL-06", "WSM-12", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_repeatedly_killed_drain_loses_and_duplicates_nothing(dlq_fixture: DlqFixture) -> None:
+def test_a_repeatedly_killed_drain_loses_and_duplicates_no_unit(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in DRAIN_DEATHS:
         die_while(drain, failpoint, nth, dlq_fixture)

@@ -69,7 +69,7 @@ def bodies(dlq_fixture: DlqFixture, numbers: Iterable[int]) -> list[str]:
 
 
 def fill(dlq_fixture: DlqFixture) -> None:
-    """Create more than three hundred dead letters: most received before, some never."""
+    """Create more than three hundred dead letters: the pipeline has received most of them before."""
     dlq_fixture.receive_and_let_die([*bodies(dlq_fixture, range(200)), *map(malformed, range(10))])
     dlq_fixture.bury([*bodies(dlq_fixture, UNKNOWN), *map(malformed, range(10, 20)), TEST_EVENT])
     dlq_fixture.bring_to("succeeded", SUCCEEDED)
@@ -86,7 +86,7 @@ def of_class(report: DeadLetterWork) -> Counter[tuple[DeadLetterClass, LetterOut
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-def test_a_drain_processes_three_hundred_dead_letters_of_every_class_in_place(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_processes_three_hundred_dead_letters_of_every_class_on_their_queue(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
     steps: list[int] = []
 
@@ -224,7 +224,7 @@ def test_a_drain_stops_when_the_repaired_error_recurs(dlq_fixture: DlqFixture) -
     assert "missing_object" in report.detail
     # Three recurred after the first batch and three after the second, so there was no third batch.
     assert report.units["requeued"] == 20
-    # The next drain stops likewise; a person may raise the limit.
+    # The next drain stops likewise; a person can raise the limit.
     dlq_fixture.dead_bodies()
     second = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=5)
     assert (second.end, second.units["requeued"]) == (End.RECURRENCE, 0)
@@ -259,7 +259,7 @@ def test_a_drain_stops_when_a_unit_gives_another_result_than_before(dlq_fixture:
 
 
 @pytest.mark.clause("WSM-12")
-def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_deleted(dlq_fixture: DlqFixture) -> None:
+def test_a_failed_unit_without_attempts_left_is_quarantined_and_its_message_is_deleted(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0), dlq_fixture.body(1)])
     dlq_fixture.bring_to("failed", [0, 1])
     strict = reopened(dlq_fixture, registry=with_retry(dlq_fixture.pipeline.registry, max_attempts=1))
@@ -295,7 +295,7 @@ NOT_NEW = set(DeadLetterClass) - {DeadLetterClass.UNKNOWN}
 
 
 @pytest.mark.clause("SEC-04", "BEY-03")
-def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(dlq_fixture: DlqFixture) -> None:
+def test_a_dead_letter_waits_for_its_certificate_and_a_forged_letter_gives_no_unit(dlq_fixture: DlqFixture) -> None:
     waiting, forged, genuine = (dlq_fixture.body(number) for number in range(3))
     dlq_fixture.bury([waiting, forged, genuine])
     explanations = {
@@ -322,7 +322,7 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
 
 
 @pytest.mark.clause("RPL-06", "BEY-03")
-def test_a_partly_readable_message_has_its_units_drained_and_stays_for_a_person(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_records_the_units_of_a_partly_readable_message_and_keeps_the_message(dlq_fixture: DlqFixture) -> None:
     records = [event(0).record(), {"no": "event"}, event(1).record()]
     dlq_fixture.bury([json.dumps({"Records": records})])
     report = drain(dlq_fixture.pipeline, decision=DECISION)
@@ -453,7 +453,7 @@ def test_in_prod_dead_letter_actions_need_a_change_reference(dlq_fixture: DlqFix
     prod.pipeline.close()
 
 
-def test_a_queue_whose_redrive_policy_would_move_read_letters_is_refused(dlq_fixture: DlqFixture) -> None:
+def test_a_dead_letter_queue_with_a_redrive_policy_of_its_own_is_refused(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([dlq_fixture.body(0)])
     policy = {"deadLetterTargetArn": dlq_fixture.queues.queue_arn, "maxReceiveCount": 1}
     dlq_fixture.cloud.client("sqs").set_queue_attributes(
@@ -525,7 +525,7 @@ def test_a_drain_keeps_letters_refused_by_the_database_and_processes_the_rest(dl
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFixture) -> None:
+def test_a_dead_letter_of_a_chunk_closes_the_previous_volume(dlq_fixture: DlqFixture) -> None:
     pipeline = dlq_fixture.pipeline
     starts = (START, START + timedelta(minutes=6))
     first, second = (good(BUCKET, *make_nexrad_chunks(site="KTWX", start=start)[0]) for start in starts)

@@ -168,7 +168,7 @@ def test_run_follows_a_replay_to_its_end_and_prints_the_outcome(
     assert (answer.code, answer.document["outcomes"]["quarantined"]) == (4, 1)
 
 
-def test_a_replays_differences_are_shown_even_if_a_later_one_has_some(stand: Stand, call: Call) -> None:
+def test_a_replays_differences_are_shown_even_if_a_later_replay_has_differences(stand: Stand, call: Call) -> None:
     started = []
     for first in (0, 10):
         [unit] = stand.bring("succeeded", 1, first=first)
@@ -211,14 +211,14 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     ),
     "no such file": (["dry-run", "--selection-file", "none.yaml"], {}, 2, ["none.yaml", "cannot be read"]),
     "a wrong file": (["from-spec", "wrong.yaml", *START], {}, 2, ["wrong.yaml line 1", "apiVersion"]),
-    "nobody to confirm": (["run", *SCOPE, "--reason", "x"], {}, 3, ["--confirm"]),
+    "no confirmation": (["run", *SCOPE, "--reason", "x"], {}, 3, ["--confirm"]),
     "no reason": (["run", *SCOPE, "--confirm"], {}, 2, ["--reason"]),
     "an empty reason": (["run", *SCOPE, "--confirm", "--reason", " "], {}, 2, ["reason"]),
     "an unknown dataset": (["select", *SCOPE, "--dataset", "goes-xyz"], {}, 2, ["goes-xyz", "nexrad-l2"]),
     "a status that is not replayed": (["select", *SCOPE, "--status", "pending"], {}, 2, ["pending"]),
-    "a word that is no time": (["select", *SCOPE, "--created-after", "yesterday"], {}, 2, ["yesterday"]),
+    "an invalid time": (["select", *SCOPE, "--created-after", "yesterday"], {}, 2, ["yesterday"]),
     "a time without a zone": (["select", *SCOPE, "--created-after", "2025-12-03T00:00:00"], {}, 2, ["with its zone"]),
-    "a reason in no vocabulary": (["select", *SCOPE, "--replay-reason", "why-not"], {}, 2, ["why-not", "incident"]),
+    "an unknown replay reason": (["select", *SCOPE, "--replay-reason", "why-not"], {}, 2, ["why-not", "incident"]),
     "a repair without approval": (["run", *SCOPE, "--mode", "repair-and-replace", *START], {}, 3, ["guard approval"]),
     "prod without a reference": (["run", *SCOPE, *START], {"KFM_ENV": "prod"}, 3, ["change or incident reference"]),
     "prod by the option": (["run", *SCOPE, *START, "--env", "prod"], {"KFM_ENV": "dev"}, 3, ["reference"]),
@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     "a config that is wrong": (
         ["status", "--config", "dsn.yaml"], {}, 2, ["setting wal_dsn is wrong", "not shown", "sqlite:///"],
     ),
-    "a config of nothing": (["status", "--config", "odd.yaml"], {}, 2, ["odd.yaml", "colour"]),
+    "a config with an unknown key": (["status", "--config", "odd.yaml"], {}, 2, ["odd.yaml", "colour"]),
     "a database that is down": (
         ["status"], {"KFM_WAL_DSN": "postgresql://kfm:secret@127.0.0.1:1/kfm"}, 5, ["127.0.0.1:1"],
     ),

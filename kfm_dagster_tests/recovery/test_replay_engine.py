@@ -211,7 +211,7 @@ def killed(stand: Stand, replay_run_id: str) -> set[str]:
 
 
 @pytest.mark.clause("RPL-05")
-def test_an_advance_killed_between_any_two_statements_loses_and_duplicates_nothing(stand: Stand) -> None:
+def test_an_advance_killed_between_any_two_statements_loses_and_duplicates_no_unit(stand: Stand) -> None:
     units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
     run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
     moments, dialect = killed(stand, run.replay_run_id), stand.pipeline.database.dialect
@@ -264,7 +264,7 @@ def test_concurrent_workers_admit_every_batch_of_a_replay_once(stand: Stand) -> 
 
 
 @pytest.mark.clause("RPL-05", "WAL-11")
-def test_a_differing_result_that_must_match_stops_the_replay_and_sends_an_alert(stand: Stand) -> None:
+def test_a_result_that_differs_and_must_match_stops_the_replay_and_sends_an_alert(stand: Stand) -> None:
     units = stand.bring("succeeded", 6)
     run = stand.engine.start(repair(options={"must_match": True}, limits={"batch_size": 2}), PERSON)
     stand.engine.advance(run.replay_run_id)
@@ -291,7 +291,7 @@ def test_a_differing_result_that_must_match_stops_the_replay_and_sends_an_alert(
     assert ("replay_divergence" in message["title"], "nexrad-l2" in message["message"]) == (True, True)
     [entry] = log.entries(action=GovernanceAction.REPLAY_STOPPED)
     assert (entry.actor, entry.details["mismatches"]) == ("local", 2)
-    # A person resumes it after a review; the next difference stops it again.
+    # A person resumes the replay after a review; the next difference stops the replay again.
     stand.engine.resume(run.replay_run_id, WAIT)
     assert stand.engine.advance(run.replay_run_id).admitted is not None
     stand.work(another_result)
@@ -300,7 +300,7 @@ def test_a_differing_result_that_must_match_stops_the_replay_and_sends_an_alert(
 
 
 @pytest.mark.clause("RPL-07")
-def test_a_result_that_may_differ_is_kept_and_does_not_stop_the_replay(stand: Stand) -> None:
+def test_a_result_that_is_allowed_to_differ_is_kept_and_does_not_stop_the_replay(stand: Stand) -> None:
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
@@ -313,7 +313,7 @@ def test_a_result_that_may_differ_is_kept_and_does_not_stop_the_replay(stand: St
 
 
 @pytest.mark.clause("SEC-02", "RPL-07")
-def test_the_log_has_actor_time_reason_and_change_of_the_replay_and_each_override(
+def test_the_log_has_actor_time_reason_and_change_reference_of_the_replay_and_each_override(
     stand: Stand,
 ) -> None:
     done, out = stand.bring("succeeded", 1), stand.bring("quarantined", 1, first=5)
@@ -342,7 +342,7 @@ def test_the_spec_s_change_reference_is_the_default(stand: Stand) -> None:
         stand.engine.plan(selection(labels={"replay_reason": "just-because"}))
 
 
-def test_a_replay_that_this_release_cannot_read_does_not_block_others(
+def test_a_replay_that_this_release_cannot_read_does_not_block_other_replays(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.bring("failed", 1)
@@ -364,21 +364,21 @@ def test_a_replay_that_this_release_cannot_read_does_not_block_others(
     assert steps[sound.replay_run_id].admitted is not None
 
 
-def test_the_legal_changes_of_a_replay_s_state_equal_the_database_s() -> None:
+def test_the_legal_changes_of_a_replay_s_state_equal_those_of_the_database() -> None:
     assert {(before, after) for before, then in runs.NEXT_STATES.items() for after in then} == LEGAL | {
         ("planned", "running")
     }
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_unit_that_the_ledger_unexpectedly_refuses_is_also_decided(
+def test_a_unit_that_the_ledger_unexpectedly_refuses_is_recorded_as_skipped(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.bring("failed", 2)
     replay = stand.engine.start(selection(), PERSON)
     monkeypatch.setattr(Ledger, "requeue", lambda *_, **__: frozenset())
     assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units admitted, skipped 2 moved")
-    # Undecided units would form its next batch endlessly.
+    # Undecided units would form the replay's next batch again and again.
     assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED
 
 

@@ -123,7 +123,7 @@ ALLOWED: dict[Environment, dict[str, Selection]] = {
     Environment.PROD: {
         "as long a time": in_prod(filters=since("2025-11-03T00:00:00Z", **END)),
         "units by name, whatever time is open": in_prod(filters=since(WINDOW["start"]) | ONE_UNIT),
-        "an open end within days of their making": in_prod(
+        "an open end within days of creation": in_prod(
             filters=since(WINDOW["start"]) | {"created": {"after": WINDOW["start"], "before": WINDOW["end"]}}
         ),
         "as many days, with as many records in as many batches": in_prod(**MOST_OF_DAYS),
@@ -218,7 +218,7 @@ def test_no_option_readmits_a_unit_of_a_switched_off_dataset(stand: Stand) -> No
 
 
 def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> None:
-    """Change the contract's attempts, as a release may, for all pipelines of the process."""
+    """Change the contract's attempts, as a release can, for all pipelines of the process."""
     contract = stand.pipeline.registry["nexrad-l2"]
     retry = contract.retry.model_copy(update={"max_attempts": attempts})
     changed = contract.model_copy(update={"retry": retry})
@@ -226,7 +226,7 @@ def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> No
 
 
 @pytest.mark.clause("WAL-10", "RPL-03")
-def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(
+def test_units_without_attempts_left_are_skipped_with_this_reason(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
@@ -267,7 +267,7 @@ def test_a_result_written_by_newer_code_after_the_start_is_skipped(
     grant(stand, monkeypatch, attempts=9)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
-    # Before its batch, a worker of another release retries it successfully, then fails once more.
+    # Before the replay's batch, a worker of another release retries the unit successfully; then the unit fails again.
     own_tx(stand.pipeline.ledger).requeue([unit.wal_id])
     stand.work()
     versions = {unit.wal_id: stand.records()[unit.wal_id].version}
@@ -301,20 +301,20 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
     "nothing going on": (CALM, None),
     "live units wait a little": (traffic(age=SLOW - 1), None),
     "live units wait long": (traffic(age=STOP), HoldReason.QUEUE_AGE),
-    "just before that": (traffic(age=STOP - 1), None),
+    "live units wait a second less": (traffic(age=STOP - 1), None),
     "few batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset - 1), None),
     "many batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset), HoldReason.IN_FLIGHT),
-    "as many of another dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset, dataset="hrrr"), None),
-    "many batches of others": (traffic(in_flight=STRICT.batches_in_flight, dataset="hrrr"), HoldReason.IN_FLIGHT),
+    "the same of another dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset, dataset="hrrr"), None),
+    "many batches of all datasets": (traffic(in_flight=STRICT.batches_in_flight, dataset="hrrr"), HoldReason.IN_FLIGHT),
     "500 records 4 s ago at 100 a second": (traffic(recent=[(4, 500)]), HoldReason.RATE),
     "500 records 5 s ago": (traffic(recent=[(5, 500)]), None),
     "500 records 5 s ago, live units wait": (traffic(recent=[(5, 500)], age=SLOW), HoldReason.RATE),
     "500 records 10 s ago, live units wait": (traffic(recent=[(10, 500)], age=SLOW), None),
-    "an earlier batch that is still being paid off": (traffic(recent=[(1, 0), (4, 500)]), HoldReason.RATE),
+    "an earlier batch whose pause is not over": (traffic(recent=[(1, 0), (4, 500)]), HoldReason.RATE),
     "30 batches within a minute": (traffic(recent=[(59, 1)] * 30), HoldReason.RATE),
     "29 batches within a minute": (traffic(recent=[(59, 1)] * 29), None),
     "15 batches within a minute, live units wait": (traffic(recent=[(59, 1)] * 15, age=SLOW), HoldReason.RATE),
-    "30 batches before that": (traffic(recent=[(60, 1)] * 30), None),
+    "30 batches a minute ago": (traffic(recent=[(60, 1)] * 30), None),
 }  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def test_the_next_batch_waits_for_its_rate_other_batches_and_live_work() -> None
         held: Hold | None = reason_to_hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name
         assert held is None or "expected" in str(held)
-    # A late clock does not make the queue look older.
+    # A clock that is behind does not make the queue look older.
     ahead = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=NOW + timedelta(seconds=30))
     assert queue_age(ahead) == 0
 
@@ -346,7 +346,7 @@ def test_a_replay_pauses_for_pending_live_units_and_resumes_by_itself(stand: Sta
 
 
 @pytest.mark.clause("RPL-03", "RPL-05")
-def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -> None:
+def test_batches_in_flight_hold_the_next_batch_until_they_are_done(stand: Stand) -> None:
     stand.bring("failed", 3)
     engine = stand.limited(batches_in_flight=1)
     run = engine.start(selection(limits={"batch_size": 1}), PERSON)

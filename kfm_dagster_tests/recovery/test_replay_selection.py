@@ -66,7 +66,7 @@ def test_the_specified_example_is_read_completely(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("RPL-02")
-def test_the_published_schema_is_the_model() -> None:
+def test_the_published_schema_is_generated_from_the_model() -> None:
     written = json.dumps(SCHEMA, indent=2, ensure_ascii=False) + "\n"
     assert PUBLISHED.read_text(encoding="utf-8") == written, f"write SCHEMA to {PUBLISHED.name}"
 
@@ -83,11 +83,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         'days: {first: "2025-12-05", last: "2025-12-04"}',
         "line 7: spec.filters.days is wrong",
     ),
-    "a status nobody replays": ("status: [failed]", "status: [failed, pending]", "line 4: spec is wrong"),
-    "a success, failed-only": ("status: [failed]", "status: [succeeded]", "line 4: spec is wrong"),
+    "a status that is not replayed": ("status: [failed]", "status: [failed, pending]", "line 4: spec is wrong"),
+    "a success in mode failed-only": ("status: [failed]", "status: [succeeded]", "line 4: spec is wrong"),
     "no name": ("name: goes-schema-fix, ", "", "line 3: metadata.name is wrong"),
     "the contract's own reason": ("replay_reason: incident", "replay_reason: retry", "the document is wrong"),
-    "no YAML": ("spec:\n", "spec: [\n", "line 6 is not valid YAML"),
+    "invalid YAML": ("spec:\n", "spec: [\n", "line 6 is not valid YAML"),
     "a backfill by status": ("mode: failed-only ", "mode: backfill ", "line 4: spec is wrong"),
     "no kind": ("kind: ReplaySelection\n", "", "line 1: kind is wrong"),
 }
@@ -123,12 +123,12 @@ def test_a_selection_is_equal_after_saving_and_with_another_order_of_keys() -> N
     for form in (first.brief(), first.as_json()):
         parsed = parse_selection(yaml.safe_dump(form, sort_keys=False), source="a file")
         assert (parsed, parsed.sha256()) == (first, first.sha256())
-    turned = dict(reversed(document().items()))
-    assert selection_of(turned, source="x").sha256() == selection().sha256()
+    reordered = dict(reversed(document().items()))
+    assert selection_of(reordered, source="x").sha256() == selection().sha256()
     assert selection(limits={"batch_size": 7}).sha256() != selection().sha256()
 
 
-def found_by(stand: Stand, selected: Selection, *, limit: int = 1000) -> tuple[list[str], bool]:
+def selected_ids(stand: Stand, selected: Selection, *, limit: int = 1000) -> tuple[list[str], bool]:
     with stand.pipeline.database.snapshot() as tx:
         units, more = select(selected, registry=stand.pipeline.registry, limit=limit, tx=tx)
     return [unit.wal_id for unit in units], more
@@ -148,13 +148,13 @@ def test_each_filter_narrows_the_selection(stand: Stand) -> None:
     own_tx(stand.pipeline.ledger).ensure([goes])
     ids: Callable[[list[Envelope]], list[str]] = lambda units: [unit.wal_id for unit in units]  # noqa: E731
     halfway = "2025-12-04T00:30:00Z"
-    at_two = (young[1].event_time).isoformat()
+    second_at = (young[1].event_time).isoformat()
     cases: list[tuple[Selection, list[str]]] = [
         (selection(), ids(young + old)),
         (selection(filters={"error_codes": ["size_zero"]}), []),
         (selection(filters={"error_codes": ["missing_object", "size_zero"]}), ids(young + old)),
-        (selection(filters={"event_time": {"start": at_two}}), ids(young[1:] + old)),
-        (selection(filters={"event_time": {"end": at_two}}), ids(young[:1])),
+        (selection(filters={"event_time": {"start": second_at}}), ids(young[1:] + old)),
+        (selection(filters={"event_time": {"end": second_at}}), ids(young[:1])),
         (selection(filters={"created": {"after": halfway}}), ids(old)),
         (selection(filters={"created": {"before": halfway}}), ids(young)),
         (selection(filters={"attempts": {"max": 0}}), []),
@@ -169,10 +169,10 @@ def test_each_filter_narrows_the_selection(stand: Stand) -> None:
         (repair("quarantined", filters={"days": {"last": "2025-12-02"}, "wal_ids": ids(out + early)}), ids(early)),
     ]
     for selected, expected in cases:
-        assert found_by(stand, selected) == (expected, False), selected.spec.filters
-    assert found_by(stand, selection(), limit=4) == (ids(young + old)[:4], True)
+        assert selected_ids(stand, selected) == (expected, False), selected.spec.filters
+    assert selected_ids(stand, selection(), limit=4) == (ids(young + old)[:4], True)
     with pytest.raises(ContractError):
-        found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
+        selected_ids(stand, selection(filters={"datasets": ["goes-xyz"]}))
 
 
 PARTITION = DAY.isoformat()
@@ -191,8 +191,8 @@ def volumes_selection(*status: str, mode: str = "failed-only", **options: Any) -
     return selection(mode=mode, filters={"status": list(status), "event_time": month}, options=options)
 
 
-def left_by(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the view of readers of catalog and provenance."""
+def seen_by_readers(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what readers of catalog and provenance see."""
     published, edges = traces.published_once(pipeline)
     return {
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
@@ -202,7 +202,7 @@ def left_by(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.clause("WAL-17", "RPL-05")
-def test_a_repaired_unit_equals_one_that_never_failed(pipeline: Pipeline, objects: Path, tmp_path: Path) -> None:
+def test_a_repaired_unit_equals_a_unit_that_never_failed(pipeline: Pipeline, objects: Path, tmp_path: Path) -> None:
     items = volumes(COUNT)
     put(objects, [missing(items[0]), *items[1:]])
     ingest(pipeline, [missing(items[0]), *items[1:]])
@@ -228,8 +228,8 @@ def test_a_repaired_unit_equals_one_that_never_failed(pipeline: Pipeline, object
 
     never_failed = open_pipeline(tmp_path / "other" / "home", objects)
     ingest(never_failed, items)
-    assert left_by(pipeline) == left_by(never_failed)
-    assert len(left_by(pipeline)["completed"]) == COUNT
+    assert seen_by_readers(pipeline) == seen_by_readers(never_failed)
+    assert len(seen_by_readers(pipeline)["completed"]) == COUNT
     assert traces.outcomes(pipeline) == traces.outcomes(never_failed)
     never_failed.close()
 
