@@ -23,7 +23,7 @@ def base_commit(root: Path = ROOT, named: str = "") -> str | None:
 
 
 def changed_paths(root: Path, base: str) -> frozenset[str]:
-    """Return the paths that differ from a commit, and untracked ones; a rename gives both paths."""
+    """Return the paths that differ from a commit, and untracked paths; a rename gives the old and the new path."""
     differing = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     return frozenset(filter(None, f"{differing}\0{untracked}".split("\0")))

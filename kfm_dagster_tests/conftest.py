@@ -78,7 +78,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests with `database_url` on both databases, or only on the faster one if marked so.
+    """Run tests with `database_url` on both databases, or only on SQLite if marked `one_database`.
 
     The tests in integration/ test Python code, so one database suffices (integration/test_statements.py).
     """

@@ -65,7 +65,7 @@ def dying(database: Database | None = None, *, at: int | Death, only: str = "") 
     except DeathError:
         assert death.died
         if database is not None:
-            # As at a process's end: from Python 3.13 on, an open cursor would block the next commit.
+            # The end of a process closes cursors, too. From Python 3.13 on, an open cursor blocks the next commit.
             database.dispose()
     finally:
         failpoints.install(None)

@@ -67,7 +67,7 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
-def test_one_module_imports_private_parts_of_dagster() -> None:
+def test_only_one_module_imports_private_parts_of_dagster() -> None:
     """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md says when the use can be removed."""
     private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
     uses: dict[str, set[str]] = defaultdict(set)

@@ -113,7 +113,7 @@ def test_every_postgresql_url_has_our_driver() -> None:
         url = f"{scheme}://kfm@host/db"
         with environment({"KFM_WAL_DSN": url}):
             assert Settings.load().database_url == expected
-        # Dagster reads its own variable unchanged from the environment.
+        # Dagster itself reads KFM_DAGSTER_DSN, unchanged, from the environment.
         with environment({"KFM_DAGSTER_DSN": url}):
             if url == expected:
                 assert Settings.load().dagster_dsn == expected

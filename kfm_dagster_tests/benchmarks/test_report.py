@@ -230,7 +230,7 @@ def test_an_unknown_part_gives_one_error_line_with_the_known_parts(capfd: pytest
     assert (out, err) == ("", f"soak: no part mial-sqlite; there are {', '.join(NAMES)}\n")
 
 
-def test_the_figures_of_a_part_are_printed_before_the_next_one_begins(
+def test_the_figures_of_a_part_are_printed_before_the_next_part_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "figures"

@@ -171,7 +171,7 @@ def test_the_pictures_of_the_documentation_can_be_made(chromium: Browser, served
             keep_picture(page.screenshot(clip={"x": 0, "y": 0, **size}, full_page=True), f"{name}.png", tmp_path)
 
 
-def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboard(
+def test_a_quarantined_unit_is_reached_from_the_front_page_and_released_by_keyboard(
     chromium: Browser, served: Served
 ) -> None:
     with page_of(chromium, served, viewport=DESK) as (page, _):

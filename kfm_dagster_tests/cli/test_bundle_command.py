@@ -91,7 +91,7 @@ def test_verifying_prints_signer_and_time_and_changes_nothing(
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_failed_verification_is_one_line_and_an_exit_code(
+def test_a_failed_verification_gives_one_error_line_and_an_exit_code(
     bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = bundle / "audit.jsonl"

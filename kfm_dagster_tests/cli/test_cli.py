@@ -225,7 +225,7 @@ BAD_INPUT: dict[str, list[str]] = {
         )
     },
     "init --role kfm_deployment": ["only PostgreSQL has roles; observed sqlite"],
-    # In neither case does the home have a catalog.
+    # Neither the empty home nor the home with a ledger has a catalog.
     "items search --time 2025-12-03/2025-12-01": ["ends before it begins"],
     **{
         f"items search --bbox {box}": ["not a box in degrees"] for box in ("1,2,3", "0,50,10,40", "-190,0,10,40")
@@ -656,7 +656,7 @@ def _in_a_shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_an_output_that_cannot_be_written_is_one_error_line(ledger: dict[str, NoddWalRecord]) -> None:
+def test_an_output_that_cannot_be_written_gives_one_error_line(ledger: dict[str, NoddWalRecord]) -> None:
     done = _in_a_shell("$KFM wal list --json > /dev/full")
     assert done.returncode == ExitCode.DEPENDENCY_UNAVAILABLE
     assert done.stderr == (

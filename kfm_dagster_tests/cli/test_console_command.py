@@ -227,7 +227,7 @@ def test_an_assistant_queries_over_stdio_and_changes_nothing(ledger: dict[str, N
     assert state_of(tmp_path) == before
 
 
-def test_an_error_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRecord]) -> None:
+def test_an_assistant_gets_an_error_as_one_line(ledger: dict[str, NoddWalRecord]) -> None:
     import anyio
     from mcp import Client
 

@@ -158,7 +158,7 @@ def test_an_object_that_an_ingest_would_refuse_gives_findings_and_exit_code_4(
     assert caplog.messages == [], "a check must log no events: these are for the deployment's own units"
 
 
-def test_a_sample_with_a_key_outside_the_contract_is_one_error_line(
+def test_a_sample_with_a_key_outside_the_contract_gives_one_error_line(
     call: Call, contract: Callable[[Change], Path], sample: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere.grib2"

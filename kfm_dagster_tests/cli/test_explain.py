@@ -136,9 +136,9 @@ def test_a_run_is_shown_node_by_node_with_inputs_hashes_outcome_and_output(deplo
     took = node["took"]
     assert (took["rows_in"], took["rows_out"]) == (2, 2)
     assert min(took["bytes_in"], took["bytes_out"], took["seconds"], took["cpu_seconds"]) > 0
-    for each in account["nodes"]:
-        assert {"energy_kwh", "carbon_gco2e"} < each["took"].keys()
-        assert each["took"]["measured_by"].startswith("assumed: 3.5 W per busy core")
+    for shown in account["nodes"]:
+        assert {"energy_kwh", "carbon_gco2e"} < shown["took"].keys()
+        assert shown["took"]["measured_by"].startswith("assumed: 3.5 W per busy core")
     assert node["started_at"] == node["applied_at"] == node["recorded_at"] == "2026-01-01T00:00:00.000000Z"
 
 

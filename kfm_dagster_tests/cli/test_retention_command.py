@@ -88,7 +88,7 @@ def test_a_plan_changes_nothing_and_a_run_deletes_as_planned(call: Call, home: P
     assert (code, "landing" in out) == (ExitCode.DONE, True)
 
 
-def test_without_a_policy_nothing_is_deleted_and_the_policys_path_is_named(call: Call, home: Path) -> None:
+def test_without_a_policy_nothing_is_deleted_and_the_output_names_the_policy_file(call: Call, home: Path) -> None:
     for command in ("plan", "run"):
         code, out, _ = call(command)
         assert (code, out) == (

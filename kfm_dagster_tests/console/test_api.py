@@ -80,7 +80,7 @@ def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> li
 
 
 @pytest.mark.one_database
-def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
+def test_the_links_to_the_next_page_lead_through_all_units(api: TestClient) -> None:
     ids = [unit["wal_id"] for unit in in_pages(api, "units", limit=2, also="&dataset=nexrad-l2")]
     assert len(ids) == len(set(ids)) == 5
     [unit] = api.get(f"{BASE}/units", params={"status": "succeeded"}).json()["units"]

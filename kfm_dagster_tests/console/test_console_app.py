@@ -158,7 +158,7 @@ def test_the_metrics_agree_with_the_ledger(worked: Ask) -> None:
     assert worked(METRICS) == answer
 
 
-def test_the_headers_allow_only_own_styles_pictures_and_forms(ask: Ask) -> None:
+def test_the_headers_allow_only_styles_pictures_and_forms_of_the_console(ask: Ask) -> None:
     for path, status in ((FRONT, 200), (PATH, 200), (f"{PATH}?days=x", 400), ("/x", 404)):
         answer = ask(path, Accept="text/html")
         assert answer.status == status

@@ -72,7 +72,7 @@ def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
     } <= kinds
 
 
-def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -> None:
+def test_the_page_of_a_unit_has_its_history_and_its_item(browser: TestClient, pipeline: Pipeline) -> None:
     [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
     page = browser.get(f"/units/{record.wal_id}").text
     for text in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
@@ -143,7 +143,7 @@ def test_a_duration_has_its_two_largest_units() -> None:
     assert {seconds: duration(timedelta(seconds=seconds)) for seconds in times} == times
 
 
-def test_charts_have_a_label_with_their_values() -> None:
+def test_each_chart_has_a_label_with_the_values() -> None:
     hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
     bars = bar_chart("Units", hours, {hours[0]: (1200, 900), hours[47]: (0, 1)})
     assert 'aria-label="Units: 1,200 succeeded, 901 did not"' in bars

@@ -290,7 +290,7 @@ def test_executor_and_workers_agree_and_the_executor_shows_no_password(monkeypat
     assert "s3cr3t" not in repr(settings)
 
 
-def test_a_worker_without_a_broker_is_a_one_line_error() -> None:
+def test_a_worker_without_a_broker_ends_with_a_one_line_error() -> None:
     ended = run_program(sys.executable, "-m", "kfm_dagster.defs.celery_worker")
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.splitlines() == [
@@ -298,7 +298,7 @@ def test_a_worker_without_a_broker_is_a_one_line_error() -> None:
     ]
 
 
-def test_a_broker_without_the_extra_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_the_extra_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BROKER, ADDRESS)
     for module in ("dagster_celery", "dagster_celery.executor"):
         monkeypatch.setitem(sys.modules, module, None)

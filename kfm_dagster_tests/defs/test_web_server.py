@@ -163,7 +163,7 @@ def test_a_websocket_is_opened_only_for_pages_of_the_ui_and_refuses_mutations(se
     assert served.limits() == before
 
 
-def test_a_wrong_setting_is_a_one_line_error(tmp_path: Path) -> None:
+def test_a_wrong_setting_gives_a_one_line_error(tmp_path: Path) -> None:
     wrong = {"DAGSTER_HOME": str(tmp_path), "KFM_ALLOWED_HOSTS": "https://dagster.example.org"}
     done = run_program(*WEB_SERVER, **wrong)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -1,4 +1,4 @@
-"""`kfm demo` over samples and over folders of objects, and uses of its result."""
+"""`kfm demo` over samples and over folders of objects, and commands that use the result."""
 
 from __future__ import annotations
 

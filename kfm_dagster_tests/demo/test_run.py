@@ -13,7 +13,7 @@ from kfm_dagster.storage.roots import MARKER
 
 
 @pytest.mark.clause("SEC-11")
-def test_a_folder_of_another_deployment_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_another_deployment_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     mark = tmp_path / "catalog" / MARKER
     mark.parent.mkdir()
     mark.write_text(json.dumps({"deployment_id": "another"}))

@@ -268,7 +268,7 @@ def test_every_command_parses_and_every_variable_is_a_setting() -> None:
 
 
 @pytest.mark.clause("SEC-15")
-def test_only_init_has_the_owners_dsn_and_it_creates_the_other_roles() -> None:
+def test_only_init_has_the_owners_dsn_and_init_creates_the_other_roles() -> None:
     of = {
         name: {secret["name"]: secret["valueFrom"] for secret in container["secrets"]}
         for name, container in CONTAINERS.items()
@@ -286,7 +286,7 @@ def test_only_init_has_the_owners_dsn_and_it_creates_the_other_roles() -> None:
 
 
 @pytest.mark.clause("DAG-09", "DAG-15")
-def test_the_instance_equals_that_of_one_machine_except_for_the_ecs_launcher(tmp_path: Path) -> None:
+def test_dagster_yaml_equals_that_of_one_machine_except_for_the_ecs_launcher(tmp_path: Path) -> None:
     text = (ECS / "dagster.yaml").read_text(encoding="utf-8")
     ours, every = yaml.safe_load(text), yaml.safe_load((ROOT / "deploy" / "dagster.yaml").read_text(encoding="utf-8"))
     logs = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager"}

@@ -161,7 +161,7 @@ def test_no_role_connects_to_other_databases(url: Url) -> None:
             typed(at(address, user, database))
 
 
-def test_every_role_has_its_password(url: Url) -> None:
+def test_every_role_of_the_deployment_has_a_password(url: Url) -> None:
     engine = sa.create_engine(url("init", "KFM_WAL_DSN"), poolclass=sa.NullPool)
     with engine.connect() as connection:
         query = "SELECT rolname FROM pg_authid WHERE rolpassword IS NOT NULL AND rolcanlogin ORDER BY rolname"

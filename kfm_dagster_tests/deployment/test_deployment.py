@@ -76,7 +76,7 @@ def tend_for_ever(deployment: Deployment) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_process_is_restarted_and_the_others_are_not(deployment: Deployment) -> None:
+def test_a_killed_process_is_restarted_and_the_other_processes_are_not(deployment: Deployment) -> None:
     for name in ("victim", "neighbour"):
         deployment._spawn(name, ["python", "-c", "import time; time.sleep(600)"])
     victim, neighbour = deployment.pids()

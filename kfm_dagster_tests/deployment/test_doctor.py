@@ -547,7 +547,7 @@ def test_denied_access_to_queue_and_store_is_distinguished_from_unreachable_serv
     assert "does not answer" in by_check["catalog"]["what"]
 
 
-def test_findings_with_one_cause_are_one_line_of_text_and_separate_in_json(
+def test_findings_with_the_same_cause_are_one_line_of_text_and_separate_in_json(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
     record_clock(0.2)
@@ -666,7 +666,7 @@ def test_reachable_receivers_and_workers_are_ok_and_are_sent_nothing(
     assert attributes == {"ApproximateNumberOfMessages": "0"}
 
 
-def test_a_hanging_or_failing_check_is_a_fault_and_the_others_still_run() -> None:
+def test_a_hanging_or_failing_check_is_a_fault_and_the_other_checks_still_run() -> None:
     never = threading.Event()
 
     def dies() -> Iterator[Any]:

@@ -93,7 +93,7 @@ def test_every_value_is_valid_for_the_chart() -> None:
 
 
 def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chart's values overlaid with ours: its schema requires keys that we omit."""
+    """Return the chart's values overlaid with ours, because the chart's schema requires keys that we omit."""
     values = {**chart, **ours}
     for key in chart.keys() & ours.keys():
         if isinstance(chart[key], Mapping) and isinstance(ours[key], Mapping):
@@ -196,7 +196,7 @@ def snaked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.clause("DAG-09")
-def test_the_instance_equals_that_of_one_machine_except_for_the_kubernetes_launcher() -> None:
+def test_dagster_yaml_equals_that_of_one_machine_except_for_the_kubernetes_launcher() -> None:
     ours, every = instance(), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
     # -1 keeps everything, as the missing key does in the file of one machine.
     assert [rule["purge_after_days"].pop("started") for rule in ours["retention"].values()] == [-1, -1]
@@ -255,7 +255,7 @@ def test_a_run_is_a_job_without_rights_in_the_cluster(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.clause("SEC-15")
-def test_only_init_has_the_owners_secret_and_it_creates_the_other_roles() -> None:
+def test_only_init_has_the_owners_secret_and_init_creates_the_other_roles() -> None:
     secrets = {
         name: [source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source]
         for name, pod in PODS.items()

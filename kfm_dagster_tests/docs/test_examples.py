@@ -69,7 +69,7 @@ def workspace(weather: Path, tmp_path: Path, database_url: str) -> Iterator[Work
 
 
 def files(home: Path) -> dict[str, bytes]:
-    """Return the files of a home except its database."""
+    """Return the files of a workspace's home, except the database."""
     return {
         path.relative_to(home).as_posix(): path.read_bytes()
         for path in home.rglob("*")

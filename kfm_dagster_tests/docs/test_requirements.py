@@ -16,7 +16,7 @@ from kfm_dagster_tests.clause_plugin import REQUIREMENTS, SPEC, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"document", "section", "must", "clauses", "test", "page", "names", "instead"}
 MINIMUM = {"000": 60, "001": 60, "002": 60, "003": 95, "004": 65, "card": 17}
-"""The minimum of rows by document: the number of its requirements without repeats."""
+"""Document > minimum number of rows: the number of the document's requirements without repeats."""
 
 
 def name(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Every command of each runbook and of the guide to alerts, run on the home of `kfm demo`."""
+"""Every command of each runbook and of the guide to alerts exits as documented after `kfm demo`."""
 
 from __future__ import annotations
 

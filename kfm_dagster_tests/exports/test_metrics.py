@@ -50,7 +50,7 @@ RULES = DEPLOY / "rules.yaml"
 RULES_TESTS = sorted(DEPLOY.glob("*_test.yaml"))
 DASHBOARD = ROOT / "deploy" / "grafana" / "noaa-nodd-ingestion-core.json"
 DOCUMENT = ROOT.parent / "shared" / "spec" / "telemetry.md"
-"""The specification, which is outside the repository and may be missing."""
+"""The specification. It is outside the repository, so it can be missing."""
 DATASET = "nexrad-l2"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 SEVERITIES = {
@@ -443,7 +443,7 @@ def test_counters_are_compacted_and_a_rolled_back_increment_is_not_counted(pipel
 def test_the_queue_age_is_the_age_of_unfinished_live_units(pipeline: Pipeline) -> None:
     labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
-    # The event's clock is ahead of ours.
+    # The clock of the event's sender is ahead of our clock.
     ledger = pipeline.ledger
     own_tx(ledger).ensure([envelope(0, event_time=chain.START + timedelta(hours=1))])
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0

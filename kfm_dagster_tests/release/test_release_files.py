@@ -34,10 +34,10 @@ def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_sbom_names_every_locked_package_once_with_its_version(tmp_path: Path) -> None:
-    made = tmp_path / "sbom.cdx.json"
-    done = make("sbom", f"SBOM={made}")
+    file = tmp_path / "sbom.cdx.json"
+    done = make("sbom", f"SBOM={file}")
     assert done.returncode == 0, done.stderr
-    sbom = json.loads(made.read_bytes())
+    sbom = json.loads(file.read_bytes())
     assert (sbom["bomFormat"], sbom["metadata"]["component"]["name"]) == ("CycloneDX", "kfm-dagster")
     named = sorted((canonicalize_name(part["name"]), part["version"]) for part in sbom["components"])
     locked = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
@@ -53,15 +53,15 @@ def test_the_statement_has_the_digests_of_the_built_files_and_of_their_sources(
     files = {"kfm_dagster-0.1.0-py3-none-any.whl": b"wheel", "kfm_dagster-0.1.0.tar.gz": b"sdist"}
     for name, content in {**files, "sbom.cdx.json": b"{}", "other.txt": b"x"}.items():
         (tmp_path / name).write_bytes(content)
-    made = script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
-    assert {file["name"]: file["digest"]["sha256"] for file in made["subject"]} == {
+    statement = script.statement(tmp_path, builder="https://ci.example.org", commit="c" * 40)
+    assert {file["name"]: file["digest"]["sha256"] for file in statement["subject"]} == {
         name: hashlib.sha256(content).hexdigest() for name, content in files.items()
     }
-    source, lock = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    source, lock = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == {"gitCommit": "c" * 40}
     assert lock["digest"]["sha256"] == hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()
-    assert [file["name"] for file in made["predicate"]["runDetails"]["byproducts"]] == ["sbom.cdx.json"]
-    assert (made["_type"], made["predicateType"]) == (
+    assert [file["name"] for file in statement["predicate"]["runDetails"]["byproducts"]] == ["sbom.cdx.json"]
+    assert (statement["_type"], statement["predicateType"]) == (
         "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1",
     )  # fmt: skip
 

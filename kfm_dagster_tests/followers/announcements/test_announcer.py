@@ -171,7 +171,7 @@ def test_an_unreachable_receiver_gets_one_request_per_turn_and_loses_no_event(
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["with the whole request", "alone"])
-def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
+def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other_event(
     subscribing: Subscribing, items: Items, shared: bool
 ) -> None:
     wrong = items[4]["id"]
@@ -216,7 +216,7 @@ def test_a_receiver_that_refuses_every_event_loses_no_event(subscribing: Subscri
     assert len(subscribed.inbox.news()) == 60
 
 
-def test_a_receiver_that_accepts_one_event_is_sent_all_others_despite_refusals(
+def test_a_receiver_that_accepts_one_event_is_sent_all_other_events_despite_refusals(
     subscribing: Subscribing, items: Items
 ) -> None:
     accepted_id = items[0]["id"]

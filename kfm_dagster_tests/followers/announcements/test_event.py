@@ -245,7 +245,7 @@ WRONG = [
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_wrong_file_is_refused_by_line_and_reason() -> None:
+def test_a_wrong_file_is_refused_with_line_and_reason() -> None:
     for text, where, why in WRONG:
         with pytest.raises(CardError) as refused:
             AnnouncementPlan.parse(text)

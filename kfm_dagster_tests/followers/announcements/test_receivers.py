@@ -207,7 +207,7 @@ def test_codes_about_the_sender_or_a_temporary_state_are_failures_not_refusals(c
     assert [answer.reception for answer in answers] == [T, *[F] * (len(codes) - 1), R]
 
 
-def test_denied_access_to_a_target_is_reported_apart_from_a_missing_target() -> None:
+def test_denied_access_to_a_target_is_distinguished_from_a_missing_target() -> None:
     def refusing(code: str) -> AwsReceiver:
         client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
         return AwsReceiver("sqs", "u", connect=lambda *_: client)

@@ -83,7 +83,7 @@ def test_every_item_is_read_back_equal_also_from_merged_tables(original: list[di
 
 
 @pytest.mark.clause("OPR-10")
-def test_real_items_come_back_equal_and_nearly_all_from_their_columns_alone(
+def test_real_items_are_read_back_equal_and_nearly_all_from_typed_columns_only(
     contracts: ContractRegistry, shared_data: Path
 ) -> None:
     by_collection: dict[str, list[dict[str, Any]]] = {}
@@ -464,10 +464,10 @@ def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
     assert "platform, " in strange.err
     assert call("items", "search", "--where", "platform=goes-1").err == ""
     # The result as one file.
-    answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "found.parquet"))
+    answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "result.parquet"))
     assert answer.out.startswith("3 Items in ")
     listed = call("items", "search", "--time", "2025-12-03", "--json").rows
-    rows = to_items(pq.read_table(tmp_path / "found.parquet"))
+    rows = to_items(pq.read_table(tmp_path / "result.parquet"))
     assert {row["id"]: row for row in rows} == {str(item["id"]): item for item in listed}
     assert len(rows) == len(listed)
     assert call("items", "search", "--bbox", "0,0,1,1", "--parquet", str(tmp_path / "none.parquet")).code == 0

@@ -59,8 +59,8 @@ class Api:
 
     def searched(self, **search: Any) -> list[dict[str, Any]]:
         """Return the result of pgstac's own search."""
-        [row] = self.ask("SELECT CAST(search(CAST(:search AS jsonb)) AS text) AS found", search=json.dumps(search))
-        features: list[dict[str, Any]] = json.loads(row.found)["features"]
+        [row] = self.ask("SELECT CAST(search(CAST(:search AS jsonb)) AS text) AS result", search=json.dumps(search))
+        features: list[dict[str, Any]] = json.loads(row.result)["features"]
         return features
 
 

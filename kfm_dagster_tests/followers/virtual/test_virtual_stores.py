@@ -178,7 +178,7 @@ def test_the_chunk_index_of_each_object_is_read_once_in_one_request(stores: Stor
     assert sorted(reads) == sorted(len(granule.content) for granule in granules)
 
 
-def test_an_unreachable_object_is_read_later_and_the_others_are_published(
+def test_an_unreachable_object_is_read_later_and_other_objects_are_published(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, away = Granule(minute=0), Granule(minute=1)
