@@ -86,7 +86,7 @@ def items() -> list[chain.StoredObject]:
 
 
 def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
-    """Do all pending work once; return whether none is left. Raises the error of a fault."""
+    """Do all pending work once; return whether no work is left. Raises the error of a fault."""
     clock = pipeline.clock
     clock.forward(3600 * (number + 1))
     _send(world, pipeline)

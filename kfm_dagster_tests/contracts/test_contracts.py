@@ -505,7 +505,7 @@ KINDS: list[tuple[str, str, str | None, KeyKind]] = [
     (GOES, "SUVI-L1b-Fe094/2025/337/05/OR_SUVI-L1b-Fe094_G19.nc", "goes-abi", KeyKind.IGNORED),
     (GOES, "ABI-Flood-Day/2025/12/03/x.nc", "goes-abi", KeyKind.IGNORED),
     (GOES, "GLM-L3-Other/2025/337/05/x.nc", None, KeyKind.FOREIGN),
-    # Keys by upload_nids.py for the real status message: it reads elevation angles as days and seconds.
+    # Keys by upload_nids.py for the real status message; the program reads angles as days and seconds.
     (LEVEL_3, "TLX_GSM_1970_03_02_08_11_31", "nexrad-l3", KeyKind.IGNORED),
     (LEVEL_3, "TLX_GSM_1969_12_31_08_11_31", "nexrad-l3", KeyKind.IGNORED),
     (LEVEL_3, "TLX_N0B_2106_05_06_21_14_03", "nexrad-l3", KeyKind.FOREIGN),

@@ -28,7 +28,7 @@ def test_peers_are_summarised_by_their_quartiles() -> None:
         ([9, 1], (2, 1, 9)),
         (range(1, 9), (8, 2, 7)),
         (range(1, 25), (24, 6, 19)),
-        # The quartiles stay if a quarter of the peers is truncated, and change with one more.
+        # The quartiles stay if a quarter of the peers is truncated, and change if one more is.
         ([1] * 5 + [1000] * 19, (24, 1000, 1000)),
         ([1] * 6 + [1000] * 18, (24, 1, 1000)),
     ]:

@@ -33,7 +33,7 @@ Change = Callable[[bytearray, random.Random, Sequence[int]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """An object for a reader: `size` bytes; those after `content` are zeros, or missing."""
+    """An object of `size` bytes for a reader; the bytes after `content` are zeros or missing."""
 
     specimen: Specimen
     content: bytes
@@ -41,7 +41,7 @@ class Input:
     size: int
     zeros: bool = False
     is_cut: bool = False
-    """Whether the only change is a cut end."""
+    """Whether the object is truncated and otherwise unchanged."""
 
 
 def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specimen] | None = None) -> Input:

@@ -348,6 +348,6 @@ def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_opti
 
 
 def chosen(subject: Subject, rng: random.Random) -> Specimen:
-    """Draw a specimen, a small one more often."""
+    """Draw a specimen; small specimens are drawn more often."""
     specimens = subject.specimens
     return rng.choices(specimens, weights=[specimen.weight for specimen in specimens])[0]

@@ -88,7 +88,7 @@ def test_newest_of_stage_returns_each_partition_s_newest_output_in_order(node: C
     days = count()
     nodes = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
     assert nodes.newest_of_stage("a_b", since=NOW) == []
-    # Names of other stages begin with `a_b`, or match it if `_` is a wildcard.
+    # Names of other stages begin with `a_b`, or match `a_b` if `_` is a wildcard.
     for name in ("a_b@2026-03-02", "a_b@2026-03-01", "a_bc@2026-03-03", "a-b@2026-03-03"):
         node.name, node.minimum = name, node.minimum + 1
         run_node(nodes, node, run_id=RUN, code=CODE)

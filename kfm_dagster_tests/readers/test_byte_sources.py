@@ -67,7 +67,7 @@ def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
         cache = BlockCache(source, block_bytes=100, max_blocks=4)
         assert code_of(cache.read, start, length) is MetadataIssue.RESOURCE_LIMIT
         assert source.ranges == []
-    # Scattered reads.
+    # The limit also counts the blocks of scattered reads.
     source = CountingSource(DATA)
     cache = BlockCache(source, block_bytes=100, max_blocks=3)
     for start in (0, 300, 600):

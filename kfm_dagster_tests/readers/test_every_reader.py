@@ -1,4 +1,4 @@
-"""Every reader: samples, cut objects, no reference cycles, and few requests and bytes.
+"""Every reader: samples, truncated objects, no reference cycles, and few requests and bytes.
 
 A run collects cycles rarely (`kfm_dagster/cyclic_gc.py`), so a cycle with an object's blocks would keep these in memory
 for thousands of units. Tests elsewhere: the cost of a hostile object (`fuzz/`), and the requests of a whole run
@@ -68,7 +68,7 @@ def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, 
         match = grammar.match(key)
         assert match is not None, key
         assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
-        # Level III's keys have no folders; its prefixes name a few radars only.
+        # The keys of Level III have no folders, and the contract's prefixes name only a few radars.
         prefixes = contract.storage.day_prefixes(DAY)
         assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes) or dataset == "nexrad-l3", key
         assert contract.integrity.min_bytes <= len(content) < 150_000
@@ -147,7 +147,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "datasets.md"
 
 
 class Limit(NamedTuple):
-    """The maximum of requests, and of bytes read by the object's size."""
+    """The maximum of requests, and the maximum of bytes read as a function of the object's size."""
 
     requests: int
     read_bytes: Callable[[int], float]

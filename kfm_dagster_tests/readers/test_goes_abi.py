@@ -104,7 +104,7 @@ def test_a_product_without_a_channel_has_a_band_for_each_image(scene: str) -> No
 
 
 def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
-    """This rule is for other products only: for imagery the reader takes the channels' variables."""
+    """This rule is for products other than imagery; for imagery the reader takes the channels' variables."""
 
     def change(file: h5py.File) -> None:
         shape = file["CMI_C01"].shape

@@ -78,7 +78,7 @@ def test_projection_fields_give_the_position_of_the_first_grid_point() -> None:
         to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
         rows, columns = metadata.properties["proj:shape"]
         dx, _, x0, _, dy, y0 = metadata.properties["proj:transform"]
-        # HRRR scans from the south-west: the centre of the last row's first cell in a raster with north on top.
+        # HRRR scans from the south-west: its first point is the first cell of the last row of a north-up raster.
         longitude, latitude = to_degrees.transform(x0 + dx / 2, y0 + dy * (rows - 0.5))
         assert latitude == pytest.approx(metadata.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
         assert longitude % 360 == pytest.approx(metadata.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
@@ -476,7 +476,7 @@ def test_an_object_that_states_its_length_is_complete_or_refused() -> None:
     _, content = ndfd.make_ndfd(issued=RUN, element="maxt")
     whole = read(content)
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
-    # Cut between two messages: only the stated length shows it.
+    # Cut between two messages: only the stated length shows the truncation.
     assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
     # A separator of bulletins does not state the object's length.
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
@@ -579,8 +579,8 @@ def test_an_object_truncated_at_any_byte_is_never_read_as_complete(index: str | 
             metadata = read(SAMPLE[:end], groups=groups_of(), index=index)
         except ReadError:
             continue
-        # Cut between two messages, or within the next message's `GRIB`: without its index it is a shorter file, with it
-        # a mismatch.
+        # An object that is cut between two messages, or within the next message's `GRIB`, looks like a shorter object;
+        # only an index shows the mismatch.
         assert end in (*range(188, 192), *range(376, 380))
         assert codes(metadata) == [MetadataIssue.SIDECAR_MISSING if index is None else MetadataIssue.SIDECAR_MISMATCH]
 

@@ -35,7 +35,7 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import Oversized, code_of
 
 EXCERPT = ".excerpt."
-"""In the names of files with selected lines of an index, which are not in order."""
+"""Part of the names of files that have only selected lines of an index, not in order."""
 
 
 def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> IndexEntry:
@@ -212,7 +212,7 @@ def test_lines_are_read_as_they_were_written(entries: list[IndexEntry]) -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_a_line_with_an_unprintable_character_is_refused() -> None:
-    """Such text would become a name in an Item, and no database stores a NUL."""
+    """Unprintable text would become a name in an Item, and no database stores a NUL."""
     line = b"1:0:d=2025120306:TMP:surface:anl:ENS=1"
     assert len(read_index(BytesSource(line))) == 1
     for sign, text in product((b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"), (b"TMP", b"surface", b"anl", b"ENS=1")):
@@ -295,7 +295,7 @@ def test_a_variable_has_unit_and_long_name() -> None:
         ("WILT", "1", "Wilting Point"),
         ("EFHL", "m^2/s^2", "Effective Storm Relative Helicity"),
         ("CLWMR", "kg/kg", "Cloud Mixing Ratio"),
-        # HRRR's VIL, not MRMS's.
+        # The VIL of HRRR, not that of MRMS.
         ("VIL", "kg/m^2", "Vertically-Integrated Liquid Water"),
         ("var discipline=0 center=7 local_table=1 parmcat=7 parm=206", "degree", "Critical Angle"),
         (*BEYOND_TABLES, None, None),
@@ -307,7 +307,7 @@ def test_a_variable_has_unit_and_long_name() -> None:
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize(("levels", "is_shared"), [(MAX_SHARED, True), (MAX_SHARED + 1, False)])
 def test_large_variables_of_an_index_are_not_cached(levels: int, is_shared: bool) -> None:
-    """Objects share a variable of the usual size; a hostile index's large one is not cached."""
+    """Objects share a variable of the usual size; a large variable of a hostile index is not cached."""
     listed = [layer(level=f"{number} m above ground") for number in range(levels)]
     first, second = (fields(*listed)["cube:variables"]["TMP"] for _ in range(2))
     assert first == second
@@ -404,7 +404,7 @@ def test_variables_and_levels_are_not_listed_beyond_the_limit_of_characters() ->
         cube_fields = fields(*(layer(level=level) for level in levels))
         assert ("cube:variables" in cube_fields, "level" in cube_fields["cube:dimensions"]) == (listed, listed)
         assert len(orjson.dumps(cube_fields)) < 3 * MAX_CHARACTERS
-        # The size of HRRR's native levels: 22 variables on each of 50 levels, and a hundred on one level.
+        # As many fields as HRRR's native levels: 22 variables on each of 50 levels, and a hundred on one level.
         hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
         cube_fields = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
         assert len(cube_fields["cube:variables"]) == 122

@@ -30,7 +30,7 @@ def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
 @pytest.mark.parametrize("count", [1, 8, 9, 60, 700])
 def test_any_number_of_attributes_and_variables_is_read(version: str, count: int) -> None:
-    """The counts give compact storage, one node, deep trees, and heaps of many blocks."""
+    """The counts lead to compact storage, one node, deep trees, and heaps of many blocks."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=version) as file:
         for number in range(count):

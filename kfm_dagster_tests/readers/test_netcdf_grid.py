@@ -542,7 +542,7 @@ def test_a_file_whose_key_has_a_run_is_described_as_a_forecast() -> None:
         properties = read(content, groups=groups | named).properties
         assert (properties["forecast:reference_datetime"], properties["forecast:horizon"]) == (reference, horizon)
         assert properties["nwm:domain"] == "conus"
-    # The run is taken from the key; a run after the file's time, and no run, give no horizon.
+    # The run is taken from the key. There is no horizon if the run is after the file's time or if there is no run.
     properties = read(grid(hours=[6.5]), groups=groups).properties
     assert properties["forecast:reference_datetime"] == "1999-12-31T00:00:00Z"
     assert "forecast:horizon" not in read(grid(hours=[6.5]), groups={"run": "20000102"}).properties

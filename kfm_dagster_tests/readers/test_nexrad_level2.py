@@ -159,7 +159,7 @@ KICT, TMCI = (SITE, "06"), ("TMCI", "08")
 GATES = {"KICT": struct.pack(">HhH", 1832, 2125, 250), "TMCI": struct.pack(">HhH", 1390, 150, 300)}
 VOL_PATTERN = {"KICT": struct.pack(">ffH", 0.3, 60, 212), "TMCI": struct.pack(">ffH", 0.3, 60, 90)}
 HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_923)}
-"""The last cut of the pattern: 6.416 and 60 degrees."""
+"""The last elevation cut of the radar's pattern: 6.416 degrees for KICT, 60 degrees for TMCI."""
 
 
 @pytest.mark.clause("OPR-25", "OPR-26")
@@ -171,12 +171,12 @@ def test_range_pattern_elevation_cuts_and_version_are_checked_for_the_kind_of_ra
         (KICT, GATES, struct.pack(">HhH", 0, 2125, 250), 460_000),
         (TMCI, GATES, struct.pack(">HhH", 0, 150, 300), 416_000),
         (TMCI, GATES, struct.pack(">HhH", 65_535, 150, 300), 460_000),
-        # A pattern of another kind of radar.
+        # Patterns of another kind of radar, and a second pattern of a TDWR.
         (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 90), MetadataIssue.OUT_OF_TABLE),
         (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 213), MetadataIssue.OUT_OF_TABLE),
         (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 212), MetadataIssue.OUT_OF_TABLE),
         (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 80), 417_000),
-        # A cut above the highest angle of the antenna.
+        # An elevation cut at or above the highest angle of the antenna.
         (KICT, HIGHEST, struct.pack(">H44x", 8192), 460_000),
         (KICT, HIGHEST, struct.pack(">H44x", 8194), MetadataIssue.INVALID_GEOMETRY),
         (TMCI, HIGHEST, struct.pack(">H44x", 10_925), MetadataIssue.INVALID_GEOMETRY),

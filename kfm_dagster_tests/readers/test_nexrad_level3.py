@@ -397,7 +397,7 @@ def test_a_compression_bomb_is_refused_within_bounded_memory() -> None:
 
 def test_an_object_larger_than_the_first_request_needs_a_second_request() -> None:
     key, content = sample("NVW")
-    # A tabular block of exactly its stated length.
+    # Make the tabular block exactly as long as it states.
     pad = bytes(FIRST_BYTES)
     length = len(content) - HEAD + len(pad)
     start = content.rindex(struct.pack(">hh", -1, 3)) - HEAD

@@ -237,7 +237,7 @@ NAMES = ["deps_succeeded", "has_checkpoint", *Gate, *Stop]
 
 @st.composite
 def conditions(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
-    """Draw a condition, and the same in Python over a set `f`."""
+    """Draw a condition, and the same condition in Python over a set `f`."""
     kind = draw(st.sampled_from(["name", "gates", "stops", "not", "and", "or"] if depth else ["name"]))
     if kind == "name":
         name = draw(st.sampled_from(NAMES))

@@ -1,4 +1,4 @@
-"""Compare our readers' metadata of real objects with independent readers' (reference.json).
+"""Compare our readers' metadata of real objects with that of independent readers (reference.json).
 
 Each family of objects has one function in a module here, which `@compares` registers.
 """

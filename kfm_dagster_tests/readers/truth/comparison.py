@@ -53,7 +53,7 @@ class Compared:
 
     @cached_property
     def difference(self) -> float:
-        """The largest difference of two numbers, in the unit; infinite if the values differ in form."""
+        """The largest difference of two numbers, in the unit; infinite if the values differ in type or length."""
         if self.unit == SECONDS:
             return abs((self.actual - self.expected).total_seconds())
         actual, expected = (

@@ -43,7 +43,7 @@ TIMES = ("start", "end", "datetime")
 ROTATED = 1e-5
 """Degrees; ecCodes rounds positions of rotated grids to microdegrees."""
 CENTRE = {"latitudeOfLastGridPointInDegrees", "longitudeOfLastGridPointInDegrees"}
-"""For template 3.32769 ecCodes has no positions, and the grid's centre as its last point."""
+"""For template 3.32769 ecCodes has no positions, and states the grid's centre as the last point."""
 WITHIN = {"rotated_ll": ROTATED, "regular_gg": 1e-3}
 """Degrees by grid type: NCEP rounds the latitudes of a Gaussian grid to millidegrees, ecCodes computes them."""
 
@@ -76,7 +76,7 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
 
 
 def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator[Compared]:
-    """Compare a box with that of ecCodes' points; over a pole it is larger."""
+    """Compare a box with that of ecCodes' points; over a pole our box is larger."""
     if "error" not in grid:
         # Raw longitudes of a grid over Greenwich are from 0 to 360.
         west, east = grid["first"][1], grid["last"][1]
@@ -121,7 +121,7 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     yield seconds("run", datetime.fromisoformat(run), datetime.fromisoformat(field["refTime"]), within=0)
     if dimensions := metadata.properties.get("cube:dimensions"):
         valid = [datetime.fromisoformat(text) for text in dimensions["valid_time"]["values"]]
-        # The reference has minutes.
+        # The reference has no seconds.
         yield same("valid_time", [f"{moment:%Y%m%d%H%M}" for moment in valid], sorted(answers["validity"]))
     if layers := metadata.layers:
         ranges = [(field["offset"], field["length"]) for field in answers["fields"]]
