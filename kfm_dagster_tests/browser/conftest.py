@@ -82,7 +82,7 @@ def running(
         feed = Feed(cloud, contracts)
         for item in sample_objects():
             feed.deliver(item)
-        # Migrates the database before the deployment's processes open it.
+        # This migrates the database before the deployment's processes open it.
         database = Database.open(f"sqlite:///{home / 'kfm.db'}")
         environment = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_WAL_DSN": ""}
         with Deployment(home, environment=environment, web_port=free_port()) as deployment:

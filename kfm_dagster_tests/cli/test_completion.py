@@ -1,4 +1,4 @@
-"""Shell completion offers the deployment's names, and nothing if it is unreachable."""
+"""Shell completion offers the deployment's names, and nothing if the deployment is unreachable."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_the_guide_leads_from_an_empty_folder_to_an_ingested_dataset(
         block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
     ]
     (tmp_path / named).parent.mkdir(parents=True)
-    # A real object of GFS, whose grid and packing GraphCastGFS has, with the lead of the page.
+    # A real object of GFS, changed to the lead of the page; GraphCastGFS has the same grid and packing.
     [gfs] = (shared_data / "objects/noaa-gfs-bdp-pds").rglob("gfs.t12z.pgrb2.0p25.f023")
     message = eccodes.codes_new_from_message(gfs.read_bytes())
     eccodes.codes_set(message, "forecastTime", 24)

@@ -39,7 +39,7 @@ def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def call(dlq_fixture: DlqFixture, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run `kfm dlq ...` in this process."""
+    """Return a function that runs `kfm dlq ...` in this process."""
     return caller(capfd, "dlq")
 
 

@@ -35,7 +35,7 @@ from kfm_dagster_tests.ledger.bench import DAY, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
 EXAMPLES = 25
-"""Generated requests for each operation."""
+"""Number of generated requests for each operation."""
 
 
 @pytest.fixture

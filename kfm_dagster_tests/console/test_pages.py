@@ -108,7 +108,7 @@ def test_units_are_listed_in_pages_by_the_filter_in_the_url(
 def test_the_front_page_has_the_pulse_of_each_feed_and_its_newest_items(browser: TestClient) -> None:
     page = browser.get("/").text
     assert 'aria-label="4 objects in 24 hours"' in page
-    # The lag is shown for live units only; these are of the bulk lane.
+    # The lag is shown for live units only; these units are in the bulk lane.
     assert '<td data-label="lag"></td>' in page
     assert len(set(re.findall(r'<a class="hue-0" href="(/units/[^"]*)"><title>nexrad-l2: \w+</title><path', page))) > 1
 

@@ -141,7 +141,7 @@ def test_the_outcome_comes_first_and_all_hashes_are_in_the_evidence() -> None:
         took={"seconds": 1.5},
     )
     shown = stage_metadata("metadata", worked, day=DAY, settings=SETTINGS, account=account)
-    # Texts first, then numbers, and the evidence last.
+    # Texts come first, then numbers; the evidence comes last.
     first = ["outcome", "forced", "day", "failing_units", "in_console", "all_in_console", "footprints"]
     assert list(shown)[: len(first)] == first
     assert list(shown)[-2:] == ["seconds", "evidence"]

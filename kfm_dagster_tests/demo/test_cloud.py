@@ -292,7 +292,7 @@ def test_mended_samples_are_complete_immediately_and_after_a_restart(
     assert len(stored_completely()) == len(spoilt) == 2
     for item in spoilt:
         s3.delete_object(Bucket=item.bucket, Key=item.key)
-    # A folder that a demo ingested is also served; a deleted one is left out.
+    # A folder that a demo ingested is also served; a deleted folder is left out.
     put(home / "more", [good(CHUNKS_BUCKET, "KTWX/1/20250402-220636-001-S", b"content")])
     for folder in (home / "more", home / "absent", home / "more"):
         serve_folder(home, folder)

@@ -139,7 +139,7 @@ def cloud(contracts: ContractRegistry) -> Iterator[EmbeddedCloud]:
         for name, seconds in ((servers.primary_queue, 7 * 86_400), (servers.dlq, 14 * 86_400)):
             url = sqs.get_queue_url(QueueName=name)["QueueUrl"]
             attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            # moto removes a policy that is not named.
+            # moto removes the policy if the request does not repeat it.
             policy = {"Policy": attributes["Policy"]} if "Policy" in attributes else {}
             sqs.set_queue_attributes(QueueUrl=url, Attributes={"MessageRetentionPeriod": str(seconds), **policy})
         yield servers
@@ -171,7 +171,7 @@ def record_clock(offset: float) -> None:
 
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
-    """The URL of a server that denies every request like SQS and S3."""
+    """The URL of a server that denies every request as SQS and S3 do."""
     refusal = {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
 
     def answer(_: WebRequest) -> WebAnswer:
@@ -634,7 +634,7 @@ def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str
     assert backup_findings() == [(WARNING, "archive_mode off, no standby, no KFM_BACKUP_URL")]
     deployed.backup(ago=timedelta(hours=35))
     assert backup_findings() == []
-    # A view that reports a failing archive; the search path puts it before PostgreSQL's own.
+    # This view reports a failing archive; the search path puts it before the view of PostgreSQL.
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(

@@ -22,7 +22,7 @@ _EXITS = re.compile(r"#\s*exits (\d+)\s*$")
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and its exit code by the document."""
+    """A command, and the exit code that the document states."""
 
     text: str
     exits: int = 0
@@ -67,7 +67,7 @@ def transcript(listed: Sequence[Command], output: str) -> str:
 
 
 def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a shell's variables: this process's without settings, and `variables`."""
+    """Return a shell's variables: those of this process without settings, and `variables`."""
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
     }
@@ -90,7 +90,7 @@ def session(
     end: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a command as leader of a session; on exit, end the session's processes."""
-    # A file, because a background job would keep a pipe open after the command has ended.
+    # The output goes to a file, because a background job would keep a pipe open after the command has ended.
     with (
         log.open("wb") as output,
         subprocess.Popen(

@@ -48,7 +48,7 @@ def _fields(reasons: Mapping[str, str]) -> str:
     rows = ["| field | type | meaning | example | source | also in |", "|---|---|---|---|---|---|"]
     for name, reason in reasons.items():
         entry = schema["properties"][name]
-        # From the model: the schema omits the description of some types.
+        # The description comes from the model, because the schema omits that of some types.
         meaning = f"{NoddWalRecord.model_fields[name].description}" + (f" Reason: {reason}." if reason else "")
         locations = "<br>".join(f"`{path}`" for path in entry["x-seen-as"])
         example = f"`{json.dumps(entry['examples'][0])}`"

@@ -266,7 +266,7 @@ def test_an_engine_returns_the_items_of_an_object_also_after_a_rollback(pipeline
         announced_later(pipeline, tmp_path / "objects", [renumbered(REVISED), NEW])
         failed = run_until(pipeline, Settle.operator, point="computed", run_id=LATER)
         load(pipeline, tmp_path / "between", updated)
-        # The Item of the new version has replaced that of the old version, as the query is by the object's URI.
+        # The query is by the object's URI, so it returns the new version's Item, which has replaced the old Item.
         assert answers(updated) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
         assert [history(updated, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
 
@@ -353,7 +353,7 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Open an empty database. Its memory is bounded, as the default is 80 % of the machine's memory."""
+    """Open an empty database. Its memory is bounded, because the default is 80 % of the machine's memory."""
     with (
         ladybug.Database(":memory:", buffer_pool_size=128 << 20, max_num_threads=1, max_db_size=1 << 30) as database,
         ladybug.Connection(database) as connection,

@@ -365,7 +365,7 @@ def follower(contracts: ContractRegistry, root: Path) -> GeoParquet:
     geoparquet = GeoParquet(FolderPublisher(root))
     with small_parts():
         geoparquet.follow(contracts[ABI], changes(contracts, 1, range(6), day=OVER))
-        # Columns that the other Items lack.
+        # These Items have columns that the other Items lack.
         geoparquet.follow(contracts[ABI], changes(contracts, 7, range(6, 9), day=OVER, **{"proj:code": None}))
     assert len(files(root)) > 1
     return geoparquet

@@ -463,7 +463,7 @@ def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
     assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; known: assets, ")
     assert "platform, " in strange.err
     assert call("items", "search", "--where", "platform=goes-1").err == ""
-    # The result as one file.
+    # The option --parquet writes the result as one file.
     answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "result.parquet"))
     assert answer.out.startswith("3 Items in ")
     listed = call("items", "search", "--time", "2025-12-03", "--json").rows

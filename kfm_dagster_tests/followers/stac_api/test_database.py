@@ -165,7 +165,7 @@ def test_numbers_are_compared_as_floats_and_values_of_other_types_as_they_are() 
 WEST = (-140.0, 20.0, -120.0, 50.0)
 EAST = (-80.0, 20.0, -60.0, 50.0)
 SCANS = 130
-"""More Items than a page of the API."""
+"""More Items than one page of the API has."""
 
 
 def times(item: dict[str, Any]) -> tuple[datetime, datetime]:

@@ -229,7 +229,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 ) -> None:  # fmt: skip
     write("run", goes(0))
     following.catch_up([follower])
-    # State left by an earlier ledger that was since recreated.
+    # The state is that of an earlier ledger, which has been recreated since.
     api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
     write("again", goes(1))
     following.catch_up([follower])
