@@ -57,7 +57,7 @@ def grib(item: pystac.Item) -> None:
     properties = item.properties
     bands = run("rasterio.open(address(asset))", item)["bands"]
     assert [bands.count, bands.height, bands.width] == [properties["grib:message-count"], *properties["proj:shape"]]
-    # A Gaussian grid's Item has no transform, and GDAL assumes even rows. GDAL cannot place NCEP's template 32769.
+    # A Gaussian grid's Item has no transform, and GDAL assumes even rows. GDAL does not locate NCEP's template 32769.
     placed = "proj:transform" in properties and properties["grib:grid-template"] != 32769
     assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if placed else ANY)
     band_data = opened(item)["band_data"]

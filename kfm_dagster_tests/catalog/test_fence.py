@@ -246,7 +246,7 @@ def test_a_retry_after_a_crash_at_any_point_gives_the_tree_of_a_run_without_a_cr
 
 
 @pytest.mark.clause("OPR-08", "OPR-09")
-def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_files(
+def test_concurrent_writers_lose_no_item_and_readers_see_only_complete_valid_files(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
     """Each of three writers registers its own Items and one shared Item, while a reader walks the tree."""

@@ -154,12 +154,12 @@ def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other_
     write("run", goes(0))
     write("run", nexrad())
     full = PublishError(StacIssue.IO_ERROR, "the disk is full")
-    for pause, error, says in ((15, FollowError(observed="it is away"), "it is away"), (30, full, "KFM_VIRTUAL_URL")):
+    for pause, error, text in ((15, FollowError(observed="it is away"), "it is away"), (30, full, "KFM_VIRTUAL_URL")):
         failing.first = Mock(side_effect=error)
         following.catch_up([failing, well])
         [failing_state, _] = [state for state in following.states() if state.follower == failing.name]
         assert (failing_state.behind, failing_state.change_id) == (1, 0)
-        assert says in str(failing_state.last_error)
+        assert text in str(failing_state.last_error)
         clock.advance(pause - 1)
         following.catch_up([failing])
         assert failing_state in following.states()
@@ -243,7 +243,7 @@ def test_a_failing_rebuild_is_deferred_and_resumes_by_itself(
 def test_a_file_of_an_uncommitted_writer_is_not_followed(
     following: FollowerRunner, root: Path, write: Callable[..., None]
 ) -> None:
-    """The writer died after the file was in place and before the index was updated."""
+    """The writer died after the file was published and before the index was updated."""
     mirror = Mirror()
     write("run", goes(0))
     [(path, content)] = [(path, content) for path, content in trees.files(root).items() if b'"Feature"' in content]

@@ -99,7 +99,7 @@ def test_of_two_versions_in_a_batch_the_newest_is_kept(register: Register, root:
 
 
 @pytest.mark.clause("OPR-08")
-def test_an_invalid_item_fails_alone_and_leaves_no_file(register: Register, root: Path) -> None:
+def test_only_the_invalid_item_of_a_batch_fails_and_it_leaves_no_file(register: Register, root: Path) -> None:
     results = register(goes(0), goes(1, **{"proj:shape": [0, -1, 7]}), goes(2))
     assert statuses(results) == [CREATED, FAILED, CREATED]
     assert codes(results) == [None, StacIssue.STAC_VALIDATION_FAILED, None]
@@ -144,7 +144,7 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (1,)], ids=["one of three", "all of the batch"])
-def test_a_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path, numbers: tuple[int, ...]) -> None:
+def test_only_an_item_with_an_unpromotable_file_fails(register: Register, root: Path, numbers: tuple[int, ...]) -> None:
     (candidate,) = candidates(ContractRegistry.load(), [goes(1)])
     blocked = root / "goes-abi/2025/2025-12-03" / f"{candidate.item_id}.json"
     blocked.mkdir(parents=True)
@@ -349,7 +349,7 @@ def test_the_url_of_the_catalog_determines_the_publisher(tmp_path: Path) -> None
         open_publisher("ftp://host/x")
 
 
-def test_staged_files_are_invisible_until_their_promotion_and_removed_without_it(publisher: Publisher) -> None:
+def test_staged_files_are_invisible_until_promoted_and_are_removed_if_not_promoted(publisher: Publisher) -> None:
     with publisher.staging({"a/one.json": b"1", "a/two.json": b"2"}) as staged:
         assert publisher.read(["a/one.json", "a/two.json"]) == {}
         assert staged.promote(["a/one.json"]) == {}
@@ -413,7 +413,7 @@ def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch:
         pass
 
 
-def test_an_abandoned_staging_folder_is_removed_and_an_active_one_is_not(tmp_path: Path) -> None:
+def test_an_abandoned_staging_folder_is_removed_and_an_active_staging_folder_is_not(tmp_path: Path) -> None:
     leftover = tmp_path / STAGING / "left"
     leftover.mkdir(parents=True)
     (leftover / "0").write_bytes(b"x")

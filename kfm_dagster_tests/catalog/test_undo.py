@@ -286,7 +286,7 @@ def test_an_undo_that_cannot_write_files_changes_no_row_and_can_be_repeated(
     assert everything(root, database) == before
 
 
-def test_a_catalog_in_a_bucket_is_restored_too(database: Database, contracts: ContractRegistry) -> None:
+def test_a_catalog_in_a_bucket_is_also_restored(database: Database, contracts: ContractRegistry) -> None:
     store = MemoryStore()
     catalog = Catalog(database, ObjectStorePublisher(store), contracts, page_size=3)
 

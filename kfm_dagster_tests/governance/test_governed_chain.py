@@ -325,7 +325,7 @@ def test_footprints_and_areas_intersect_anywhere_on_the_globe(
 @pytest.mark.clause("IEN-17")
 def test_an_invalid_file_of_areas_is_refused_in_one_line_before_anything_is_created(tmp_path: Path) -> None:
     path = tmp_path / "areas.geojson"
-    for content, says in (
+    for content, message in (
         ("[", "is not JSON"),
         ("{}", "type is wrong"),
         ({"features": []}, "features is wrong"),
@@ -350,7 +350,7 @@ def test_an_invalid_file_of_areas_is_refused_in_one_line_before_anything_is_crea
         settings = Settings(home=tmp_path / "home", sensitive_areas=path)
         with pytest.raises(ConfigurationError) as refused:
             Pipeline.open(settings)
-        assert says in str(refused.value)
+        assert message in str(refused.value)
         assert "KFM_SENSITIVE_AREAS" in str(refused.value)
         assert "\n" not in str(refused.value)
         assert list(tmp_path.iterdir()) == [path]
@@ -380,7 +380,7 @@ def test_a_donut_displaces_a_footprint_reproducibly_within_its_bounds(longitude:
     shown = shown_at(box)
     assert shown == shown_at(box), "equal footprints must be shown at equal places"
     _, _, away = EARTH.inv(longitude, latitude, *shown)
-    # The shown cell lies around the displaced place, with a radius of at most a quarter of the ring.
+    # The shown cell lies around the displaced location, with a radius of at most a quarter of the ring.
     assert DONUT["minimum_m"] - 20_000 <= away <= DONUT["maximum_m"] + 20_000
     assert math.isfinite(away)
 

@@ -66,7 +66,7 @@ def proposed(answer: Answer) -> str:
     return answer.out.split()[1]
 
 
-def test_a_release_in_prod_needs_a_second_person_and_the_log_names_both(call: Call, prod: Pipeline) -> None:
+def test_a_release_in_prod_needs_a_second_person_and_the_log_names_both_persons(call: Call, prod: Pipeline) -> None:
     number = proposed(call("release", OUT.wal_id, *WHY))
     assert status(prod, OUT) is Status.QUARANTINED
     [waits] = call("governance", "pending", "--json").rows
@@ -85,7 +85,7 @@ def test_a_release_in_prod_needs_a_second_person_and_the_log_names_both(call: Ca
     assert call("governance", "pending", "--json").rows == []
 
 
-def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_override_names_both(
+def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_override_names_both_persons(
     call: Call, prod: Pipeline
 ) -> None:
     statuses = ["--status", "quarantined", "--status", "succeeded"]
@@ -134,7 +134,7 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
 
-def test_a_replay_of_failed_units_and_a_kill_switch_need_one_person(call: Call, prod: Pipeline) -> None:
+def test_a_replay_of_failed_units_and_a_kill_switch_need_only_one_person(call: Call, prod: Pipeline) -> None:
     own_tx(prod.ledger).ensure([envelope(2)])
     brakes = (
         ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],

@@ -107,7 +107,7 @@ def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
 
 
 def test_a_contract_without_required_declarations_is_refused_in_one_line() -> None:
-    for declared, says in (
+    for declared, message in (
         ({"sensitivity": "restricted"}, "access restricted or closed, but access is open"),
         ({"sensitivity": "sensitive", "access": "restricted"}, "needs masking"),
         ({"indigenous_data_flag": True}, "needs consent"),
@@ -124,7 +124,7 @@ def test_a_contract_without_required_declarations_is_refused_in_one_line() -> No
         ({"sensitivity": "secret", "access": "restricted"}, "'none', 'restricted' or 'sensitive'"),
     ):
         text = changed(HRRR, {"governance": {"license": "CC-BY-4.0", **declared}})
-        with pytest.raises(ContractError, match=says) as refused:
+        with pytest.raises(ContractError, match=message) as refused:
             parse_contract(text, source="mine.yaml")
         assert "\n" not in str(refused.value)
 

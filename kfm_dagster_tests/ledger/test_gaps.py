@@ -189,7 +189,7 @@ def repairs(gap_rows: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
     return [(gap.hour.hour, gap.seen, gap.repaired_by) for gap in gap_rows]
 
 
-def test_a_hole_opens_for_one_missing_object_and_closes_when_it_arrives(gaps: Gaps, database: Database) -> None:
+def test_a_hole_opens_for_one_missing_object_and_closes_when_the_object_arrives(gaps: Gaps, database: Database) -> None:
     assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW) == (2, 0)
     assert repairs(gaps.list(since=LONG_AGO)) == [(1, 1, None), (2, 0, None)]
     # A second check changes nothing.

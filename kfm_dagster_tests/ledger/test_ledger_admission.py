@@ -97,7 +97,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.clause("BEY-01")
-def test_versions_without_an_order_are_both_admitted(bench: Bench) -> None:
+def test_both_of_two_versions_without_an_order_are_admitted(bench: Bench) -> None:
     for index, (name, pair) in enumerate(SAME.items()):
         units = [version(number, site=f"K{index:03d}", **facts) for number, facts in enumerate(pair)]
         for unit in units:
@@ -300,7 +300,7 @@ def test_a_permanent_error_has_a_smaller_limit_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
-def test_a_permanent_error_ends_the_attempts_unless_it_can_pass_with_time(bench: Bench) -> None:
+def test_a_permanent_error_ends_the_attempts_unless_the_error_can_pass_with_time(bench: Bench) -> None:
     permanent = ("size_zero", "unreadable_format", "truncated_object", "contract_fault")
     curable = ("missing_object", "access_denied", "size_mismatch")
     for number, code in enumerate((*permanent, *curable)):

@@ -72,7 +72,7 @@ def test_a_message_without_units_is_due_for_deletion_immediately(bench: Bench) -
     assert due(bench) == [("m1", "r-1")]
 
 
-def test_a_message_with_a_rejected_record_stays_on_the_queue_after_its_unit_ended(bench: Bench) -> None:
+def test_a_rejected_record_keeps_its_message_on_the_queue_after_the_message_s_unit_ended(bench: Bench) -> None:
     unit = envelope()
     receive(bench, message(1, unit), units=(unit,))
     bench.deliveries.reject([rejection(1), rejection(1, 2)])

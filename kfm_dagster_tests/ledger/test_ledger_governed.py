@@ -173,7 +173,7 @@ def test_only_a_quarantine_opens_a_case(bench: Bench, status: str) -> None:
 
 
 @pytest.mark.clause("BEY-06", "SEC-02")
-def test_a_case_is_closed_only_by_its_logged_decision(bench: Bench) -> None:
+def test_a_case_is_closed_only_by_a_logged_decision_on_the_case(bench: Bench) -> None:
     unit, other_unit = envelope(1), envelope(2)
     for quarantined in (unit, other_unit):
         bench.bring_to("quarantined", quarantined)

@@ -213,7 +213,7 @@ UNSOUND = {
 
 
 @pytest.mark.clause("WSM-04", "WSM-07", "WAL-07", "WAL-09")
-def test_an_unsound_change_is_refused_by_its_constraint_and_changes_no_row(bench: Bench) -> None:
+def test_an_unsound_change_is_refused_by_the_named_constraint_and_changes_no_row(bench: Bench) -> None:
     for number, (rule, (state, assignment)) in enumerate(UNSOUND.items()):
         unit = envelope(number)
         bench.bring_to(state, unit)

@@ -319,7 +319,7 @@ def test_only_the_run_and_attempt_of_a_claim_can_write_and_settle(bench: Bench, 
     assert bench.ledger.settle([finished(held)], run_id="run-1").succeeded == (unit.wal_id,)
 
 
-def test_a_record_names_the_worker_that_claimed_it_last(bench: Bench, contracts: ContractRegistry) -> None:
+def test_a_record_names_the_worker_that_claimed_the_unit_last(bench: Bench, contracts: ContractRegistry) -> None:
     unit = envelope(0)
     bench.bring_to("in_progress", unit)
     bench.ledger.release_lost(run_ids=["run-1"])
@@ -492,7 +492,7 @@ def test_counts_and_lists_agree_with_the_records(bench: Bench) -> None:
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_lost_unit_without_a_contract_fails_and_does_not_prevent_the_release_of_others(
+def test_a_lost_unit_without_a_contract_fails_and_does_not_prevent_the_release_of_other_units(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
     orphan, with_contract = envelope(1), envelope(2, dataset="hrrr")
@@ -519,7 +519,7 @@ def test_a_recovery_removes_leases_without_claims(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("action", "permitted"), [(GovernanceAction.REPAIR_AND_REPLACE, True), (GovernanceAction.REPEAT, False)]
 )
-def test_a_difference_is_a_mismatch_in_the_audit_only_if_the_decision_does_not_permit_it(
+def test_only_a_difference_that_the_decision_does_not_permit_is_a_mismatch_in_the_audit(
     bench: Bench, action: GovernanceAction, permitted: bool
 ) -> None:
     unit = envelope()

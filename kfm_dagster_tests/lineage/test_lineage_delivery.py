@@ -250,7 +250,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_file_is_not_sen
 
 
 def test_events_lost_by_a_transport_are_sent_again(open_lineage: Open, contract: DatasetContract, clock: Clock) -> None:
-    """A background transport accepts all events at once and reports failed ones at the flush."""
+    """A background transport accepts all events immediately and reports failed events at the flush."""
     background = Mock(**{"send.return_value": None, "flush.side_effect": [BackendUnavailableError, None]})
     lineage = open_lineage(background)
     emit(lineage, contract, 0, 3)

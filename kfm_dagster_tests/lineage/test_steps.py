@@ -361,7 +361,7 @@ def test_a_pipeline_measures_energy_on_the_grid_of_its_settings(
             assert pipeline.energy._method.endswith(f", {grid}")
 
 
-def test_a_broken_meter_fails_no_step_and_a_missing_one_is_refused(
+def test_a_broken_meter_fails_no_step_and_a_missing_meter_is_refused(
     database: Database, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codecarbon = pytest.importorskip("codecarbon")

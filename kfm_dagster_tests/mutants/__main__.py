@@ -98,7 +98,7 @@ def contradicts(survivors: int, examined: int) -> bool:
 
 
 def conclude(examined: list[Examined], *, too_many: Callable[[int, int], bool]) -> int:
-    """Print survivors and counts; return 1 if a required mutant or too many others survived."""
+    """Print survivors and counts; return 1 if a required mutant or too many other mutants survived."""
     left = [item for item in examined if item.fate is not StepResult.KILLED]
     for item in left:
         say(f"{item.fate}: {item.mutant.file}: {item.mutant.rule}\n    {item.why}")

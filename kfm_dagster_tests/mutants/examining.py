@@ -175,7 +175,7 @@ class Copy:
             )
         finally:
             path.write_text(original, encoding="utf-8")
-        # A hanging test fails by pytest's timeout; a run beyond the time limit may only be slow.
+        # A hanging test fails by pytest's timeout; a run beyond the time limit is perhaps only slow.
         ended_early = run.in_time and not run.whole and run.code != NO_TESTS
         if run.code == TESTS_FAILED or (mutant.any_end and ended_early):
             return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(run.failed))
@@ -197,7 +197,7 @@ class Copy:
             return first
         further = replace(mutant, test=mutant.further)
         second = self.examine(further, timeout=min(TIMEOUT_SECONDS, left), cpu_seconds=cpu_seconds)
-        # Only a failed test counts, because the many further tests may be stopped early.
+        # Only a failed test counts, because the many further tests can be stopped early.
         return second if second.failed and time.monotonic() < end else first
 
     def refusal(self) -> str | None:
@@ -213,7 +213,7 @@ class Copy:
         timeout = TIMEOUT_SECONDS * len(failed)
         run = self._pytest(sorted(failed), timeout=timeout)
         if not run.whole:
-            # A mutant may have changed the name of a case.
+            # A mutant can have changed the name of a case.
             run = self._pytest(sorted({_function(test) for test in failed}), timeout=timeout)
         broken = {_function(test) for test in (run.failed if run.whole else failed)}
         return [
@@ -258,7 +258,7 @@ def copied() -> Iterator[Copy]:
             if (ROOT / name).is_file():
                 (checkout / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, checkout / name)
-        # Check byte code by content, because a file may be changed and restored within a second.
+        # Check byte code by content, because a file can be changed and restored within a second.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(checkout / "kfm_dagster", quiet=1, invalidation_mode=mode)
         copy = Copy(checkout)

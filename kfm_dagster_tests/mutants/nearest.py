@@ -63,7 +63,7 @@ EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/views/feeds.py": ["cli/test_mcp_command.py", "console/test_api.py", "integration/test_gaps.py"],
     "kfm_dagster/views/units.py": ["cli/test_mcp_command.py", "console/test_api.py"],
 }
-"""Tests that come first for a file, as exceptions from the rules; slow ones run until the CPU limit."""
+"""Tests that come first for a file, as exceptions from the rules; slow tests run until the CPU limit."""
 SQLITE, POSTGRESQL = "not postgresql", "not sqlite"
 """Python, and a statement in one form, behave alike on both databases, so they are tested on the faster one."""
 
@@ -112,7 +112,7 @@ class Tree:
 
     @cached_property
     def tests(self) -> Mapping[str, str]:
-        """Return the tests that a mutant may run."""
+        """Return the tests that a mutant can run."""
         modules = self._texts("kfm_dagster_tests", "test_*.py")
         walks, _ = selection.load()
         slow = SLOW | {test for walk in walks for test in walk.tests}

@@ -21,7 +21,7 @@ def receive_call(**budgets: int) -> ReceiveCall:
     return ReceiveCall(**{"max_messages": 1_000, **budgets})
 
 
-def test_requests_reserve_the_largest_size_that_sqs_may_send() -> None:
+def test_requests_reserve_the_largest_size_that_sqs_can_send() -> None:
     call = receive_call(max_bytes=15 * MAX_BODY_BYTES)
     assert call.requests(8) == [10, 5]
     call.add(messages(10, SMALL))

@@ -65,7 +65,7 @@ def test_a_consumer_gets_its_committed_entries_in_order_of_time(database: Databa
     assert claimed(outbox, "b").subject == "0"
 
 
-def test_an_entry_is_put_once_until_it_is_delivered(database: Database, outbox: Outbox, now: Clock) -> None:
+def test_a_subject_has_at_most_one_undelivered_entry(database: Database, outbox: Outbox, now: Clock) -> None:
     put(database, outbox, "a", "1")
     entry = claimed(outbox)
     put(database, outbox, "a", "1")

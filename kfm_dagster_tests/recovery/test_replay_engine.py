@@ -165,7 +165,7 @@ def test_units_that_changed_since_the_selection_are_skipped_and_counted(stand: S
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_paused_replay_admits_nothing_and_resumes_where_it_stopped(stand: Stand) -> None:
+def test_a_paused_replay_admits_no_unit_and_resumes_where_it_stopped(stand: Stand) -> None:
     units = stand.bring("failed", 6)
     run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
     for halt, state in ((stand.engine.pause, ReplayState.PAUSED), (stand.engine.stop, ReplayState.STOPPED)):

@@ -95,7 +95,7 @@ def test_a_file_is_deleted_just_past_its_age_and_not_before(pipeline: Pipeline, 
     assert (removed(retention).removed, files(store_of(pipeline) / kind)) == (len(before), set())
 
 
-def test_messages_stay_for_the_policy_s_time_after_their_receipt(pipeline: Pipeline, keeping: Keeping) -> None:
+def test_a_message_s_age_begins_with_its_receipt(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(landing="15d")
@@ -105,7 +105,7 @@ def test_messages_stay_for_the_policy_s_time_after_their_receipt(pipeline: Pipel
     assert planned(retention) == (1, 1)
 
 
-def test_an_output_stays_for_a_time_after_the_last_stage_that_names_it(pipeline: Pipeline, keeping: Keeping) -> None:
+def test_an_output_s_age_begins_with_the_last_stage_that_names_the_output(pipeline: Pipeline, keeping: Keeping) -> None:
     ingest(pipeline, chain.volumes(1)[0])
     for run_id in ("second", "third"):
         # These runs find nothing new; the third run names the outputs of the second.
@@ -141,7 +141,7 @@ def test_files_that_a_unit_needs_stay_until_the_unit_is_terminal(
     assert old == deletable > 0
 
 
-def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
+def test_messages_stay_until_the_case_that_shows_them_has_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
     item = chain.volumes(1)[0]
     chain.notify_each(pipeline, item)
     own_tx(pipeline.ledger).quarantine(
@@ -168,7 +168,7 @@ def test_messages_of_a_pending_or_in_progress_unit_stay(pipeline: Pipeline, keep
     assert planned(keeping(landing="30d")) == (1, 0)
 
 
-def test_evidence_is_deleted_a_time_after_its_case_was_closed_and_the_case_stays(
+def test_evidence_is_deleted_by_its_age_since_the_case_was_closed_and_the_case_stays(
     pipeline: Pipeline, keeping: Keeping
 ) -> None:
     ingest(pipeline, chain.missing(chain.volumes(1)[0]))

@@ -52,7 +52,7 @@ def record(number: int = 0, **changes: Any) -> RunState:
 
 @pytest.fixture(scope="module")
 def reader() -> InMemoryMetricReader:
-    """Install a metric reader; the counter may exist already."""
+    """Install a metric reader; the counter can exist already."""
     reader = InMemoryMetricReader()
     metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
     return reader

@@ -436,7 +436,7 @@ def test_a_checkpoint_names_applied_content(typed: Connection) -> None:
         assert _refusal(typed, statement) is None
 
 
-def test_an_item_is_deleted_when_its_promotion_is_undone(typed: Connection) -> None:
+def test_an_item_can_be_deleted_only_when_its_promotion_is_undone(typed: Connection) -> None:
     delete, withdraw = (
         "DELETE FROM catalog_items",
         f"UPDATE catalog_promotions SET withdrawn_at = '{T}' WHERE promotion_id",

@@ -375,7 +375,7 @@ def test_open_store_writes_to_folder_and_bucket(tmp_path: Path) -> None:
         open_store("ftp://elsewhere/x")
 
 
-def test_only_one_version_of_an_object_is_read(s3: ObjectStores) -> None:
+def test_a_handle_reads_only_one_version_of_an_object(s3: ObjectStores) -> None:
     etag = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
     known, probed = s3.open(HRRR, URI, size=len(DATA), etag=etag), s3.open(HRRR, URI)
     probed.probe(4)

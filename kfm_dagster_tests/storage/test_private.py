@@ -55,7 +55,7 @@ def test_a_new_home_without_a_database_is_private(tmp_path: Path) -> None:
     assert not (tmp_path / "unused").exists()
 
 
-def test_files_of_a_folder_store_are_private_even_if_its_root_is_not(tmp_path: Path) -> None:
+def test_files_of_a_folder_store_are_private_even_if_the_store_s_root_is_not(tmp_path: Path) -> None:
     roots = {name: tmp_path / name for name in ("storage", "lineage", "made")}
     for name in ("storage", "lineage"):
         roots[name].mkdir(mode=0o755)

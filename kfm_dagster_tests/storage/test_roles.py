@@ -168,7 +168,7 @@ def test_granting_again_restores_a_role_s_rights_and_revokes_other_rights(
         assert connection.exec_driver_sql(may).scalar_one()
 
 
-def test_a_role_that_could_alter_evidence_is_granted_nothing(owner: Database, role: str) -> None:
+def test_a_role_that_could_alter_evidence_is_granted_no_right(owner: Database, role: str) -> None:
     quoted = f'"{role}"'.replace("%", "%%")
     [superuser] = ask(owner, "SELECT current_user")
     ways = {
@@ -238,7 +238,7 @@ def test_an_empty_database_must_first_be_migrated_by_its_owner(owner: Database, 
             Database.open(as_role(url, role))
 
 
-def test_a_table_without_rights_gives_one_error_line(owner: Database, deployment_url: str, role: str) -> None:
+def test_a_table_without_rights_gives_an_error_in_one_line(owner: Database, deployment_url: str, role: str) -> None:
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql("CREATE TABLE newer (x integer)")
     with pytest.raises(DatabaseUnavailableError, match=r"no access to newer; .* next: run kfm init --role"):

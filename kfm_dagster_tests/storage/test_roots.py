@@ -41,7 +41,7 @@ def put(root: Root, path: str, content: bytes = b"{}") -> None:
     open_store(root.location).put(path, content)
 
 
-def test_an_empty_root_is_marked_by_the_first_deployment_and_no_other(location: str) -> None:
+def test_an_empty_root_is_marked_by_the_first_deployment_and_by_no_other_deployment(location: str) -> None:
     catalog = root(location)
     assert refuse_foreign([catalog], OTHER) == [catalog]
     assert (catalog.holder(), catalog.is_empty()) == (None, True)

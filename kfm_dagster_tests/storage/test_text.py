@@ -83,7 +83,7 @@ def test_values_without_a_database_type_are_refused() -> None:
 
 
 @pytest.mark.clause("SEC-05")
-def test_every_parameter_is_storable_alone_and_in_a_batch(database: Database) -> None:
+def test_every_parameter_is_storable_as_a_single_value_and_in_a_batch(database: Database) -> None:
     odd = "a\0b\ud800c"
     at = rfc3339(START)
     delivery = {
