@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import apprise
 import pytest
+import requests
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.evaluator import Endpoint, endpoints_of, send
@@ -80,7 +81,7 @@ def test_the_error_of_a_failed_message_has_the_reason_and_no_credential(
     refused = send(endpoint(service_url(web_server, f"{SECRET}/x", user=f"kfm:{SECRET}@")), trial("notify"))
     gone = send(endpoint(f"json://kfm:{SECRET}@127.0.0.1:1/{SECRET}"), trial("notify"))
     unknown = send(endpoint(f"carrier-pigeon://{SECRET}@loft"), trial("notify"))
-    incomplete = send(endpoint(f"slack://{SECRET}"), trial("notify"))
+    incomplete = send(endpoint(f"discord://{SECRET}"), trial("notify"))
     web_server.answers = lambda _: WebAnswer(status=None)
     silent = send(endpoint(service_url(web_server, user=f"kfm:{SECRET}@")), trial("notify"), seconds=0.2)
     broken = send(endpoint(f"json://[{SECRET}"), trial("notify"))
@@ -90,6 +91,21 @@ def test_the_error_of_a_failed_message_has_the_reason_and_no_credential(
     assert "127.0.0.1" in str(gone.error)
     assert "apprise knows no such URL" in str(unknown.error)
     assert SECRET not in f"{answers}{caplog.text}{capfd.readouterr()}"
+
+
+def test_a_token_in_place_of_a_host_is_hidden_in_errors_and_logs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(_session: requests.Session, *, url: str, **_: object) -> None:
+        raise requests.ConnectionError(f"{url} cannot be reached")
+
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(requests.Session, "request", unreachable)
+    tokens = ("4174216298", "JHMHI8qBe7bk2ZwO5U711o3dV_js")
+    answer = send(endpoint(f"discord://{'/'.join(tokens)}"), trial("notify"))
+    assert (answer.service, answer.error is None) == ("Discord", False)
+    assert "cannot be reached" in caplog.text
+    assert [token for token in tokens if token in f"{answer}{caplog.text}"] == []
 
 
 def test_a_wrong_url_is_refused_with_its_position_and_is_not_shown() -> None:
