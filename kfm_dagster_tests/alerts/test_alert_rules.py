@@ -88,7 +88,7 @@ TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
     ),
     "a clock that is wrong": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), AlertRule.UNLOCK, "clock", 1),
     "a clock out of sync": (lambda r: reading(r, ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
-    "only another clock calibrated": (unlocked_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
+    "a calibration of another clock": (unlocked_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
     "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), AlertRule.GATE_BREACH, f"{STAGE} G2", 10),
     "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), AlertRule.GATE_BREACH, f"{STAGE} G5", 11),
     "a diverged replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), AlertRule.REPLAY_DIVERGENCE, "run run", 1),
@@ -105,7 +105,7 @@ QUIET: dict[str, Callable[[Record], None]] = {
     "a stop for another reason": lambda r: r.line(AuditKind.STOP, "S3"),
     "a restriction for another reason": lambda r: r.stage(SUCCEEDED, restricted=["G5"]),
     "a clock within its limit": lambda r: reading(r, ClockState.LOCKED, 0.8),
-    "a clock that is wrong by an uncertain amount": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
+    "a clock that is possibly wrong": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
     "a clock out of sync that is calibrated": unlocked_but_calibrated,
     "a replay without a difference": lambda r: r.line(AuditKind.REPLAY, "compared"),
 }

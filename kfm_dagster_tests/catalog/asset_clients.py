@@ -58,8 +58,8 @@ def grib(item: pystac.Item) -> None:
     bands = run("rasterio.open(address(asset))", item)["bands"]
     assert [bands.count, bands.height, bands.width] == [properties["grib:message-count"], *properties["proj:shape"]]
     # A Gaussian grid's Item has no transform, and GDAL assumes even rows. GDAL does not locate NCEP's template 32769.
-    placed = "proj:transform" in properties and properties["grib:grid-template"] != 32769
-    assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if placed else ANY)
+    located = "proj:transform" in properties and properties["grib:grid-template"] != 32769
+    assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if located else ANY)
     band_data = opened(item)["band_data"]
     assert band_data.shape == (properties["grib:message-count"], *properties["proj:shape"])
     corner = bands.read(1, window=((0, 9), (0, 9)), masked=True).filled(float("nan"))
@@ -67,7 +67,7 @@ def grib(item: pystac.Item) -> None:
     layers = item.assets["data"].extra_fields.get("grib:layers", {})
     if layers or bands.count == 1:
         first = min(layers, key=lambda name: layers[name]["start_byte"], default=None)
-        if placed:
+        if located:
             one_field(item, first, corner)
         opened_alone(item, first)
 

@@ -126,7 +126,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
 """Real files stored without a key, with a key under which such an object is published."""
 
 
-def place(root: Path, data: Path, dataset: str) -> list[str]:
+def write_objects(root: Path, data: Path, dataset: str) -> list[str]:
     """Write a dataset's objects and sidecars below `root`; return the paths that get an Item."""
     paths = []
     for name in REAL.get(dataset, ()):

@@ -24,12 +24,12 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster_tests.catalog.asset_clients import CLIENTS, PAGE, blocks_run, run
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.catalog.official import OfficialSchemas
-from kfm_dagster_tests.catalog.real_objects import item_of_file, place
+from kfm_dagster_tests.catalog.real_objects import item_of_file, write_objects
 from kfm_dagster_tests.followers.virtual.buckets import put
 
 GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"
 
-Placed = Callable[[str], list[pystac.Item]]
+StoreObjects = Callable[[str], list[pystac.Item]]
 
 pytestmark = [
     # stackstac and odc-stac use a deprecated product of affine; a container of images has no georeference.
@@ -81,11 +81,11 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Placed:
+def stored(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> StoreObjects:
     """Return a function that stores a dataset's objects and returns their Items."""
 
     def of(dataset: str) -> list[pystac.Item]:
-        paths = place(tmp_path, shared_data, dataset)
+        paths = write_objects(tmp_path, shared_data, dataset)
         for file in (file for file in tmp_path.rglob("*") if file.is_file()):
             bucket, key = file.relative_to(tmp_path).as_posix().split("/", 1)
             put(f"http://{server}", bucket, key, file.read_bytes())
@@ -96,9 +96,9 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 
 @pytest.mark.clause("OPR-21", "OPR-28", "BEY-19")
 @pytest.mark.parametrize("dataset", CLIENTS)
-def test_the_assets_of_every_dataset_open_by_their_items(dataset: str, placed: Placed, shared_data: Path) -> None:
+def test_the_assets_of_every_dataset_open_by_their_items(dataset: str, stored: StoreObjects, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
-    items = placed(dataset)
+    items = stored(dataset)
     assert items or dataset in {"nwm", "ofs", "rtofs"}  # of these datasets there is no object with its key
     for item in items:
         written = item.to_dict(include_self_link=False, transform_hrefs=False)
@@ -138,8 +138,8 @@ def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_single_field_is_read_without_the_other_fields(placed: Placed, tmp_path: Path) -> None:
-    items = [item for dataset in ("gfs", "hrrr") for item in placed(dataset)]
+def test_a_single_field_is_read_without_the_other_fields(stored: StoreObjects, tmp_path: Path) -> None:
+    items = [item for dataset in ("gfs", "hrrr") for item in stored(dataset)]
     indexed = [item for item in items if "grib:layers" in item.assets["data"].extra_fields]
     assert len(indexed) == 2
     for item in indexed:

@@ -19,7 +19,7 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.storage.roots import MARKER
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.no_settings import unset_settings
-from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_graveyard
+from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_dlq_fixture
 from kfm_dagster_tests.transactions import own_tx
 
 WHY = ("--reason", "the feed was repaired", "--actor", "jane")
@@ -29,7 +29,7 @@ WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
     """Queues, and a ledger at the path that this process's environment names."""
     unset_settings(monkeypatch)
-    fixture = open_graveyard(cloud, tmp_path / "home", "")
+    fixture = open_dlq_fixture(cloud, tmp_path / "home", "")
     # Use the database of KFM_HOME.
     for name, value in (fixture.environment() | {"COLUMNS": "200", "KFM_WAL_DSN": ""}).items():
         monkeypatch.setenv(name, value)

@@ -197,8 +197,8 @@ def test_a_refusal_and_a_mask_are_logged_once_despite_crashes(failpoint: chain.F
         chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER)
     [masked] = logged(pipeline, GovernanceAction.MASK)
     assert (masked.actor, masked.reason, masked.change_ref) == ("steward", "sites are sacred", "CARE-1")
-    placed = {"run_id": RUN, "partition": chain.PARTITION, "units": 2}
-    assert masked.details == {"method": "h3", "parameters": {"resolution": 4}, **placed}
+    scope = {"run_id": RUN, "partition": chain.PARTITION, "units": 2}
+    assert masked.details == {"method": "h3", "parameters": {"resolution": 4}, **scope}
     [refused] = logged_refusals(pipeline)
     assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
     assert items_of(pipeline).keys() == {shown.uri}
@@ -378,7 +378,7 @@ def shown_at(box: Box, salt: str = SALT) -> tuple[float, float]:
 def test_a_donut_displaces_a_footprint_reproducibly_within_its_bounds(longitude: float, latitude: float) -> None:
     box = (longitude, latitude, min(longitude + 0.01, 180.0), latitude + 0.01)
     shown = shown_at(box)
-    assert shown == shown_at(box), "equal footprints must be shown at equal places"
+    assert shown == shown_at(box), "equal footprints must be shown at equal locations"
     _, _, away = EARTH.inv(longitude, latitude, *shown)
     # The shown cell lies around the displaced location, with a radius of at most a quarter of the ring.
     assert DONUT["minimum_m"] - 20_000 <= away <= DONUT["maximum_m"] + 20_000

@@ -30,7 +30,7 @@ from kfm_dagster_tests.transactions import own_tx
 pytestmark = pytest.mark.one_database
 
 DAY = "2025-12-03"
-NOBODY = "00000000-0000-8000-8000-000000000000"
+UNKNOWN = "00000000-0000-8000-8000-000000000000"
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined", "discarded")
 WHY = ["--reason", "seen by eye"]
 CHANGE = ["--change-ref", "CHG-9"]
@@ -79,7 +79,7 @@ REFUSED: dict[str, list[str]] = {
     "kill-switch on all {why} --expires 0m": ["before it begins"],
 }  # fmt: skip
 UNUSABLE: dict[str, list[str]] = {
-    "retry {nobody} {why} {change}": ["there is no such unit", NOBODY],
+    "retry {unknown} {why} {change}": ["there is no such unit", UNKNOWN],
     "retry {quarantined} {discarded} --version 2 {why} {change}": ["single WAL_ID"],
     "discard {quarantined} {discarded} --version 2 {why}": ["single WAL_ID"],
     "retry {quarantined} --version 0 {why} {change}": ["--version"],
@@ -93,7 +93,7 @@ UNUSABLE: dict[str, list[str]] = {
     "retry {quarantined} --reason ' ' {change}": ["reason"],
     "retry {why} {change}": ["WAL_ID"],
     f"discard {{quarantined}} --reason {'x' * 1001}": ["1001 characters"],
-    "quarantine add {pending} {nobody} --reason-code odd {why}": ["no such unit"],
+    "quarantine add {pending} {unknown} --reason-code odd {why}": ["no such unit"],
     "quarantine add {pending} --reason-code 'Not a code' {why}": ["--reason-code"],
     "quarantine show {pending}": ["ever quarantined"],
     "quarantine show 00000000": ["no such unit", "expected the id of a unit", "next: kfm units list"],
@@ -110,7 +110,7 @@ UNUSABLE: dict[str, list[str]] = {
 def typed(line: str, units: dict[str, Envelope]) -> list[str]:
     """Return the words of a line of the tables."""
     ids = {state: unit.wal_id for state, unit in units.items()}
-    return words_of(line.format(**ids, nobody=NOBODY, why=shlex.join(WHY), change=shlex.join(CHANGE)))[1]
+    return words_of(line.format(**ids, unknown=UNKNOWN, why=shlex.join(WHY), change=shlex.join(CHANGE)))[1]
 
 
 @pytest.mark.clause("WSM-16", "SEC-02", "BEY-06", "WAL-10")

@@ -177,11 +177,11 @@ def hours(*seen: int, expected: int = 2) -> list[ProductHour]:
     return [
         ProductHour(
             product="volumes",
-            hour=START.replace(minute=0, second=0) + timedelta(hours=place),
+            hour=START.replace(minute=0, second=0) + timedelta(hours=index),
             expected=expected,
             seen=number,
         )
-        for place, number in enumerate(seen)
+        for index, number in enumerate(seen)
     ]
 
 

@@ -138,8 +138,8 @@ def _end_steps(database: Database, run_id: str) -> None:
     intents = Intents(database, clock=lambda: NOW)
     payload = {"inputs": [], "code": CODE.canonical()}
     with database.transaction() as tx:
-        for place in range(STEPS):
-            digest = hashlib.sha256(f"{run_id} {place}".encode()).hexdigest()
+        for index in range(STEPS):
+            digest = hashlib.sha256(f"{run_id} {index}".encode()).hexdigest()
             intent = intents.append(run_id=run_id, node="n", step="s", payload=payload, content_hash=digest, tx=tx)
             assert intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
 

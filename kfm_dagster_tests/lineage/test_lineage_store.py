@@ -229,8 +229,8 @@ def test_a_batch_is_written_to_one_file_per_partition(lineage: Lineage, root: Pa
     late = registered(7)
     late = late.evolve(time_range_start=late.time_range_start.replace(day=4))
     lineage.emit([*units(0, 2), LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
-    places = Counter(name.rpartition("/")[0] for name in files(root))
-    assert places == {
+    folders = Counter(name.rpartition("/")[0] for name in files(root))
+    assert folders == {
         f"{path}/goes-abi/{day}": 1 for path in ("openlineage", "prov") for day in ("2025-12-03", "2025-12-04")
     }
 

@@ -169,8 +169,8 @@ class _Mutator(cst.CSTVisitor):
 
     def _has_lines(self, node: cst.CSTNode) -> bool:
         """Return whether the node has any of the lines."""
-        place = None if self._lines is None else self.get_metadata(PositionProvider, node, None)
-        return place is None or any(place.start.line <= line <= place.end.line for line in self._lines or ())
+        span = None if self._lines is None else self.get_metadata(PositionProvider, node, None)
+        return span is None or any(span.start.line <= line <= span.end.line for line in self._lines or ())
 
     def _add(self, old: cst.CSTNode, new: cst.CSTNode) -> None:
         line = self.get_metadata(PositionProvider, old).start.line

@@ -69,21 +69,21 @@ def edits(text: str) -> Iterator[Edit]:
     tokens = scanned(text)
     partners = _partners(tokens)
     plain = _outside_indexes(tokens)
-    for place, token in enumerate(tokens):
-        if not plain[place]:
+    for index, token in enumerate(tokens):
+        if not plain[index]:
             continue
-        if token.word in _SWAPPED and tokens[place + 1].word != ">":
+        if token.word in _SWAPPED and tokens[index + 1].word != ">":
             yield Edit(start=token.start, end=token.end, new=_SWAPPED[token.word])
-        elif token.word == "NOT" and _negates(tokens, place):
-            yield Edit(start=token.start, end=tokens[place + 1].start, new="")
-        elif token.word == "AND" and tokens[place - 1].word != "(" and not _of_between(tokens, partners, place):
-            yield from _conditions(tokens, partners, place)
-        elif token.word == "IN" and tokens[place + 1].word == "(":
-            yield from _members(tokens, partners, place + 1)
+        elif token.word == "NOT" and _negates(tokens, index):
+            yield Edit(start=token.start, end=tokens[index + 1].start, new="")
+        elif token.word == "AND" and tokens[index - 1].word != "(" and not _of_between(tokens, partners, index):
+            yield from _conditions(tokens, partners, index)
+        elif token.word == "IN" and tokens[index + 1].word == "(":
+            yield from _members(tokens, partners, index + 1)
         elif token.word == "@REFUSE":
-            yield from _refusals(tokens, partners, place + 1)
+            yield from _refusals(tokens, partners, index + 1)
         elif token.word == "CASE":
-            yield from _branches(text, tokens, partners, place)
+            yield from _branches(text, tokens, partners, index)
 
 
 def scanned(text: str) -> list[Token]:
@@ -103,19 +103,19 @@ def _partners(tokens: Sequence[Token]) -> dict[int, int]:
     """Map the position of each parenthesis and CASE to that of its end, and the reverse."""
     partners: dict[int, int] = {}
     open_: list[int] = []
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.word in _OPENING:
-            open_.append(place)
+            open_.append(index)
         elif token.word == ")" or (token.word == "END" and open_ and tokens[open_[-1]].word == "CASE"):
-            partners[place] = open_.pop()
-            partners[partners[place]] = place
+            partners[index] = open_.pop()
+            partners[partners[index]] = index
     return partners
 
 
 def _outside_indexes(tokens: Sequence[Token]) -> list[bool]:
     plain, inside = [], False
-    for place, token in enumerate(tokens):
-        if token.word == "CREATE" and tokens[place + 1].word == "INDEX":
+    for index, token in enumerate(tokens):
+        if token.word == "CREATE" and tokens[index + 1].word == "INDEX":
             inside = True
         plain.append(not inside)
         if token.word == ";":
@@ -123,8 +123,8 @@ def _outside_indexes(tokens: Sequence[Token]) -> list[bool]:
     return plain
 
 
-def _negates(tokens: Sequence[Token], place: int) -> bool:
-    before, after = tokens[place - 1].word, tokens[place + 1].word
+def _negates(tokens: Sequence[Token], index: int) -> bool:
+    before, after = tokens[index - 1].word, tokens[index + 1].word
     return not (
         (after == "NULL" and before != "IS")
         or (after == "EXISTS" and before == "IF")
@@ -133,11 +133,11 @@ def _negates(tokens: Sequence[Token], place: int) -> bool:
     )
 
 
-def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: int) -> int:
+def _reach(tokens: Sequence[Token], partners: dict[int, int], index: int, step: int) -> int:
     """Return the position of the last token of the condition on one side of an AND."""
     ends = (_LEFT if step < 0 else _RIGHT) | {",", ";"}
     bracket = _OPENING if step < 0 else _CLOSING
-    at = place + step
+    at = index + step
     while 0 <= at + step < len(tokens):
         word = tokens[at].word
         if word in ("(", "CASE", ")", "END") and at in partners and (partners[at] > at) == (step > 0):
@@ -152,9 +152,9 @@ def _reach(tokens: Sequence[Token], partners: dict[int, int], place: int, step: 
     return at
 
 
-def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
+def _of_between(tokens: Sequence[Token], partners: dict[int, int], index: int) -> bool:
     """Return whether an AND belongs to BETWEEN, scanning back to the condition's beginning."""
-    at = place - 1
+    at = index - 1
     while at >= 0:
         word = tokens[at].word
         if word == "BETWEEN":
@@ -165,46 +165,46 @@ def _of_between(tokens: Sequence[Token], partners: dict[int, int], place: int) -
     return False
 
 
-def _conditions(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+def _conditions(tokens: Sequence[Token], partners: dict[int, int], index: int) -> Iterator[Edit]:
     """Drop the condition after an AND; for the first AND also the condition before it."""
-    begin, end = _reach(tokens, partners, place, -1), _reach(tokens, partners, place, 1)
+    begin, end = _reach(tokens, partners, index, -1), _reach(tokens, partners, index, 1)
     if not _names_an_index(tokens, partners, end + 1):
-        yield Edit(start=tokens[place - 1].end, end=tokens[end].end, new="")
-    if tokens[begin - 1].word != "AND" and not _names_an_index(tokens, partners, place):
-        yield Edit(start=tokens[begin].start, end=tokens[place + 1].start, new="")
+        yield Edit(start=tokens[index - 1].end, end=tokens[end].end, new="")
+    if tokens[begin - 1].word != "AND" and not _names_an_index(tokens, partners, index):
+        yield Edit(start=tokens[begin].start, end=tokens[index + 1].start, new="")
 
 
-def _listed(tokens: Sequence[Token], partners: dict[int, int], place: int) -> list[tuple[int, int]]:
+def _listed(tokens: Sequence[Token], partners: dict[int, int], index: int) -> list[tuple[int, int]]:
     """Return the first and last positions of each element of a parenthesis."""
-    parts, begin, at = [], place + 1, place + 1
-    while at < partners[place]:
+    parts, begin, at = [], index + 1, index + 1
+    while at < partners[index]:
         if tokens[at].word == ",":
             parts.append((begin, at - 1))
             begin = at + 1
         elif tokens[at].word in _OPENING:
             at = partners[at]
         at += 1
-    return [*parts, (begin, partners[place] - 1)]
+    return [*parts, (begin, partners[index] - 1)]
 
 
-def _names_an_index(tokens: Sequence[Token], partners: dict[int, int], place: int) -> bool:
+def _names_an_index(tokens: Sequence[Token], partners: dict[int, int], index: int) -> bool:
     """Return whether an AND is between `c IN (...)` and `c = ...`."""
-    begin = partners.get(place - 1)
-    if begin is None or place + 2 >= len(tokens) or tokens[place].word != "AND" or tokens[begin - 1].word != "IN":
+    begin = partners.get(index - 1)
+    if begin is None or index + 2 >= len(tokens) or tokens[index].word != "AND" or tokens[begin - 1].word != "IN":
         return False
-    return (tokens[place + 1].word, tokens[place + 2].word) == (tokens[begin - 2].word, "=")
+    return (tokens[index + 1].word, tokens[index + 2].word) == (tokens[begin - 2].word, "=")
 
 
-def _members(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
-    parts = _listed(tokens, partners, place)
-    listed = len(parts) > 1 and tokens[place + 1].word not in {"SELECT", "WITH"}
-    if listed and not _names_an_index(tokens, partners, partners[place] + 1):
+def _members(tokens: Sequence[Token], partners: dict[int, int], index: int) -> Iterator[Edit]:
+    parts = _listed(tokens, partners, index)
+    listed = len(parts) > 1 and tokens[index + 1].word not in {"SELECT", "WITH"}
+    if listed and not _names_an_index(tokens, partners, partners[index] + 1):
         yield from _without(tokens, parts)
 
 
-def _refusals(tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+def _refusals(tokens: Sequence[Token], partners: dict[int, int], index: int) -> Iterator[Edit]:
     """Drop one of several conditions of @refuse(trigger, EVENT ON t, rule, condition, ...)."""
-    parts = _listed(tokens, partners, place)[3:]
+    parts = _listed(tokens, partners, index)[3:]
     if len(parts) > 1:
         yield from _without(tokens, parts)
 
@@ -217,13 +217,13 @@ def _without(tokens: Sequence[Token], parts: Sequence[tuple[int, int]]) -> Itera
             yield Edit(start=tokens[begin].start, end=tokens[parts[1][0]].start, new="")
 
 
-def _branches(text: str, tokens: Sequence[Token], partners: dict[int, int], place: int) -> Iterator[Edit]:
+def _branches(text: str, tokens: Sequence[Token], partners: dict[int, int], index: int) -> Iterator[Edit]:
     """Swap the results of two adjacent branches."""
     results: list[tuple[int, int]] = []
-    begin, at = None, place + 1
-    while at <= partners[place]:
+    begin, at = None, index + 1
+    while at <= partners[index]:
         word = tokens[at].word
-        if begin is not None and (word in {"WHEN", "ELSE"} or at == partners[place]):
+        if begin is not None and (word in {"WHEN", "ELSE"} or at == partners[index]):
             results.append((tokens[begin].start, tokens[at - 1].end))
             begin = None
         if word in {"THEN", "ELSE"}:

@@ -156,7 +156,7 @@ class DlqFixture:
         self.bodies |= set(bodies)
 
 
-def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str) -> DlqFixture:
+def open_dlq_fixture(cloud: EmbeddedCloud, home: Path, url: str) -> DlqFixture:
     """Create queues on a running cloud, and a pipeline over a fresh database."""
     name = secrets.token_hex(6)
     queues = create_queues(

@@ -27,7 +27,7 @@ from kfm_dagster_tests.transactions import own_tx
 DAY = START.date().isoformat()
 NOW = datetime(2025, 12, 4, tzinfo=UTC)
 PERSON = Decision(actor="person", reason="the header reader is fixed", change_ref="INC-1")
-NOBODY_ASKED = Decision(actor="person", reason="looks odd")
+UNAPPROVED = Decision(actor="person", reason="looks odd")
 WINDOW = {"start": "2025-12-03T00:00:00Z", "end": "2025-12-04T00:00:00Z"}
 SCOPE: dict[str, Any] = {"datasets": ["nexrad-l2"], "status": ["failed"], "event_time": WINDOW}
 

@@ -30,8 +30,8 @@ from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
 from kfm_dagster_tests.recovery.replays import (
-    NOBODY_ASKED,
     PERSON,
+    UNAPPROVED,
     Stand,
     another_result,
     document,
@@ -305,9 +305,9 @@ def test_following_a_replay_prints_once_that_no_process_works_and_keeps_waiting(
         nonlocal looks
         looks += 1
         if looks == 6:
-            stand.engine.pause(run.replay_run_id, NOBODY_ASKED)
+            stand.engine.pause(run.replay_run_id, UNAPPROVED)
         if looks == 12:
-            stand.engine.stop(run.replay_run_id, NOBODY_ASKED)
+            stand.engine.stop(run.replay_run_id, UNAPPROVED)
 
     report = follow(
         stand.engine,

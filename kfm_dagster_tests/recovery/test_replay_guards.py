@@ -30,9 +30,9 @@ from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.recovery.replays import (
-    NOBODY_ASKED,
     NOW,
     PERSON,
+    UNAPPROVED,
     WINDOW,
     Stand,
     document,
@@ -139,7 +139,7 @@ def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path:
     before = every_row(stand.pipeline.database)
     for name, (selected, guard, observed) in TRIPPED[env].items():
         with pytest.raises(GuardError) as refused:
-            stand.engine.start(selected, NOBODY_ASKED)
+            stand.engine.start(selected, UNAPPROVED)
         by_guard = {refusal.guard: refusal for refusal in refused.value.refusals}
         assert observed in str(by_guard[guard].observed), name
         assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)

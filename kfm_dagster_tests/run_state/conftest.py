@@ -22,7 +22,7 @@ STORES = ["sqlite", "postgresql", "folder", "s3", "delta", "delta on s3"]
 
 
 @dataclass
-class Place:
+class Setup:
     """A configured store, and the database in whose transactions it writes."""
 
     database: Database
@@ -50,7 +50,7 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(params=STORES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
     """Provide each kind of store in turn."""
     kind = request.param
     url = request.getfixturevalue("postgres_url") if kind == "postgresql" else migrated_sqlite(tmp_path / "kfm.db")
@@ -58,5 +58,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if kind.endswith("s3"):
         configured = ("delta+" if kind.startswith("delta") else "") + f"s3://{request.getfixturevalue('bucket')}/base"
     opened = Database.open(url)
-    yield Place(opened, configured)
+    yield Setup(opened, configured)
     opened.dispose()

@@ -1,6 +1,6 @@
 """After a rollback of data and run-state, only nodes with changed inputs or outputs run.
 
-Small nodes read one table of words and write another, both outside the database. A folder stands in for a lakeFS
+Small nodes read one table of words and write another table, both outside the database. A folder stands in for a lakeFS
 branch: a commit copies it, a revert restores the copy. For Delta Lake the tests use its RESTORE.
 """
 
@@ -21,7 +21,7 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.run_state.conftest import Place
+from kfm_dagster_tests.run_state.conftest import Setup
 from kfm_dagster_tests.stages.fake_node import FakeNode, execute, stage_runner
 
 pytestmark = pytest.mark.one_database
@@ -137,7 +137,7 @@ def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Plat
     def build(configured: str, tables: Tables) -> Platform:
         for name, text in INPUTS.items():
             tables[name] = text
-        return Platform(database, Place(database, configured, BRANCH).open(), tables, tmp_path)
+        return Platform(database, Setup(database, configured, BRANCH).open(), tables, tmp_path)
 
     return build
 
@@ -193,9 +193,9 @@ def test_after_a_lakefs_revert_only_nodes_with_changed_inputs_run(
 
 
 @pytest.mark.clause("RSP-03", "RSP-04", "RSP-05", "RSP-07")
-def test_the_run_contract_holds_over_every_store(place: Place, tmp_path: Path) -> None:
-    place.branch = BRANCH
-    platform_of_test = Platform(place.database, place.open(), dict(INPUTS), tmp_path)
+def test_the_run_contract_holds_over_every_store(setup: Setup, tmp_path: Path) -> None:
+    setup.branch = BRANCH
+    platform_of_test = Platform(setup.database, setup.open(), dict(INPUTS), tmp_path)
     assert platform_of_test.run("run") == ALL
     for _ in range(2):
         assert platform_of_test.run("run") == []

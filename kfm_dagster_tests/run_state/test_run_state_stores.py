@@ -28,7 +28,7 @@ from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.moments import meanwhile
-from kfm_dagster_tests.run_state.conftest import NOW, Place
+from kfm_dagster_tests.run_state.conftest import NOW, Setup
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "run-state.schema.json"
 SECOND = timedelta(seconds=1)
@@ -78,7 +78,7 @@ def test_the_published_schema_equals_the_schema_that_validates_writes() -> None:
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-def test_a_record_is_returned_as_written(place: Place) -> None:
+def test_a_record_is_returned_as_written(setup: Setup) -> None:
     records = [
         record(),
         record(run_id="scheduled/2026-01-01 00:00 %2F ..", outcome=Outcome.PARTIAL),
@@ -87,8 +87,8 @@ def test_a_record_is_returned_as_written(place: Place) -> None:
         record(run_id="failed", outcome=Outcome.FAILED, artifact_uri=None, artifact_sha256=None),
         record(run_id="west", recorded_at=NOW.replace(microsecond=7).astimezone(timezone(timedelta(hours=-6)))),
     ]
-    place.put(*records)
-    store = place.open()
+    setup.put(*records)
+    store = setup.open()
     for put in records:
         assert store.get(put.dataset_id, put.run_id) == put
         assert store.of_run(put.run_id) == [put]
@@ -98,57 +98,57 @@ def test_a_record_is_returned_as_written(place: Place) -> None:
 
 
 @pytest.mark.clause("RSP-05", "RSP-07")
-def test_the_last_record_of_a_node_in_a_run_is_current(place: Place) -> None:
+def test_the_last_record_of_a_node_in_a_run_is_current(setup: Setup) -> None:
     for first in Outcome:
         last = record(2, run_id=first.value, outcome=Outcome.SUCCESS)
-        place.put(record(1, run_id=first.value, outcome=first), last)
-        assert place.open().of_run(first.value) == [last]
+        setup.put(record(1, run_id=first.value, outcome=first), last)
+        assert setup.open().of_run(first.value) == [last]
 
 
 @pytest.mark.clause("RSP-04")
-def test_a_skip_does_not_replace_a_success_and_is_not_counted(place: Place, reader: InMemoryMetricReader) -> None:
+def test_a_skip_does_not_replace_a_success_and_is_not_counted(setup: Setup, reader: InMemoryMetricReader) -> None:
     success = record(1)
-    place.put(success)
+    setup.put(success)
     before = writes(reader)
-    place.put(record(2, outcome=Outcome.SKIPPED), record(3, outcome=Outcome.SKIPPED))
-    assert place.open().of_run(success.run_id) == [success]
+    setup.put(record(2, outcome=Outcome.SKIPPED), record(3, outcome=Outcome.SKIPPED))
+    assert setup.open().of_run(success.run_id) == [success]
     assert writes(reader) == before
     failed = record(1, run_id="other", outcome=Outcome.FAILED)
     skipped = record(2, run_id="other", outcome=Outcome.SKIPPED)
-    place.put(failed, skipped)
-    assert place.open().of_run("other") == [skipped]
+    setup.put(failed, skipped)
+    assert setup.open().of_run("other") == [skipped]
 
 
 @pytest.mark.clause("SEC-07", "RSP-05")
-def test_late_records_do_not_overwrite_a_success_or_a_revocation(place: Place, reader: InMemoryMetricReader) -> None:
+def test_late_records_do_not_overwrite_a_success_or_a_revocation(setup: Setup, reader: InMemoryMetricReader) -> None:
     success = record(1)
     failed = replace(success, outcome=Outcome.FAILED, recorded_at=NOW + SECOND, artifact_uri=None, artifact_sha256=None)
     late = [failed, replace(success, outcome=Outcome.PARTIAL), replace(success, recorded_at=NOW + 9 * SECOND)]
-    place.put(success)
+    setup.put(success)
     before = writes(reader)
-    place.put(*late)
-    assert place.open().of_run(success.run_id) == [success]
+    setup.put(*late)
+    assert setup.open().of_run(success.run_id) == [success]
     revoked = success.revoked(by="goes-abi.settle", at=NOW + SECOND)
     revoked_again = success.revoked(by="a replay", at=NOW + 2 * SECOND)
-    place.put(revoked, *late, replace(success, inputs_hash=record(7).inputs_hash))
-    assert place.open().of_run(success.run_id) == [revoked]
-    place.put(revoked_again)
-    assert place.open().of_run(success.run_id) == [revoked_again]
+    setup.put(revoked, *late, replace(success, inputs_hash=record(7).inputs_hash))
+    assert setup.open().of_run(success.run_id) == [revoked]
+    setup.put(revoked_again)
+    assert setup.open().of_run(success.run_id) == [revoked_again]
     assert writes(reader).get("failed", 0) - before.get("failed", 0) == 2
 
 
 @pytest.mark.clause("RSP-15")
 def test_every_write_is_counted_by_outcome_and_the_store_counts_current_records(
-    place: Place, reader: InMemoryMetricReader
+    setup: Setup, reader: InMemoryMetricReader
 ) -> None:
-    assert place.open().counts() == dict.fromkeys(Outcome, 0)
+    assert setup.open().counts() == dict.fromkeys(Outcome, 0)
     before = writes(reader)
     ends = [Outcome.FAILED, Outcome.PARTIAL, Outcome.SUCCESS, Outcome.SUCCESS, Outcome.SKIPPED]
-    place.put(*(record(number, run_id=str(number), outcome=end) for number, end in enumerate(ends)))
-    place.put(record(9, run_id="0"))  # the failed run succeeds
+    setup.put(*(record(number, run_id=str(number), outcome=end) for number, end in enumerate(ends)))
+    setup.put(record(9, run_id="0"))  # the failed run succeeds
     counted = {outcome: count - before.get(outcome, 0) for outcome, count in writes(reader).items()}
     assert counted == {"failed": 1, "partial": 1, "success": 3, "skipped": 1}
-    assert place.open().counts() == {
+    assert setup.open().counts() == {
         Outcome.FAILED: 0,
         Outcome.PARTIAL: 1,
         Outcome.SUCCESS: 3,
@@ -157,7 +157,7 @@ def test_every_write_is_counted_by_outcome_and_the_store_counts_current_records(
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-def test_an_invalid_record_is_refused_with_its_transaction(place: Place) -> None:
+def test_an_invalid_record_is_refused_with_its_transaction(setup: Setup) -> None:
     for wrong in [
         {"dataset_id": ""},
         {"dataset_id": "Not A Node"},
@@ -170,17 +170,17 @@ def test_an_invalid_record_is_refused_with_its_transaction(place: Place) -> None
         {"artifact_sha256": None},
     ]:
         with pytest.raises(RunStateError, match=r"run-state\.schema\.json"):
-            place.put(record(**wrong))
-    assert place.open().counts() == dict.fromkeys(Outcome, 0)
+            setup.put(record(**wrong))
+    assert setup.open().counts() == dict.fromkeys(Outcome, 0)
 
 
 @pytest.mark.clause("RSP-07")
-def test_a_rolled_back_record_is_not_stored_or_counted(place: Place, reader: InMemoryMetricReader) -> None:
-    store = place.open()
+def test_a_rolled_back_record_is_not_stored_or_counted(setup: Setup, reader: InMemoryMetricReader) -> None:
+    store = setup.open()
     before = writes(reader)
 
     def put_and_fail() -> None:
-        with place.database.transaction() as tx:
+        with setup.database.transaction() as tx:
             store.put(record(), tx)
             raise InterruptedError
 
@@ -191,75 +191,75 @@ def test_a_rolled_back_record_is_not_stored_or_counted(place: Place, reader: InM
 
 
 @pytest.mark.clause("RSP-04", "RSP-07")
-def test_concurrent_writes_lose_no_record_and_no_success_and_are_read_in_order_of_time(place: Place) -> None:
+def test_concurrent_writes_lose_no_record_and_no_success_and_are_read_in_order_of_time(setup: Setup) -> None:
     nodes = [record(number, dataset_id=f"goes-abi.node-{9 - number}") for number in range(3)]
     skips = [replace(node, outcome=Outcome.SKIPPED) for node in nodes]
-    place.open()
+    setup.open()
     with ThreadPoolExecutor(6) as workers:
-        list(workers.map(place.put, [*reversed(nodes), *skips]))
-    place.put(*skips)
+        list(workers.map(setup.put, [*reversed(nodes), *skips]))
+    setup.put(*skips)
     # Success and skip of a node are written concurrently; the success stays.
-    assert place.open().of_run(nodes[0].run_id) == nodes
+    assert setup.open().of_run(nodes[0].run_id) == nodes
 
 
-@pytest.mark.parametrize("place", ["delta"], indirect=True)
+@pytest.mark.parametrize("setup", ["delta"], indirect=True)
 def test_a_delta_table_is_compacted_and_can_still_be_restored(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from deltalake import DeltaTable
 
     monkeypatch.setattr(delta_store, "COMPACT_EVERY", 3)
     records = [record(number, run_id=str(number)) for number in range(7)]
-    place.put(*records)
-    table = DeltaTable(tmp_path / "runs" / place.branch / "_run_state")
+    setup.put(*records)
+    table = DeltaTable(tmp_path / "runs" / setup.branch / "_run_state")
     assert len(table.file_uris()) < 4
-    assert [state for number in range(7) for state in place.open().of_run(str(number))] == records
+    assert [state for number in range(7) for state in setup.open().of_run(str(number))] == records
     table.restore(4)
-    assert [state for number in range(7) for state in place.open().of_run(str(number))] == records[:3]
+    assert [state for number in range(7) for state in setup.open().of_run(str(number))] == records[:3]
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-@pytest.mark.parametrize("place", ["folder", "s3"], indirect=True)
-def test_an_object_s_key_has_its_branch_node_and_run(cloud: EmbeddedCloud, place: Place) -> None:
+@pytest.mark.parametrize("setup", ["folder", "s3"], indirect=True)
+def test_an_object_s_key_has_its_branch_node_and_run(cloud: EmbeddedCloud, setup: Setup) -> None:
     put = record(run_id="a/b")
-    place.put(put)
+    setup.put(put)
     key = "release/v11.2/_run_state/goes-abi.integrity_check/a%2Fb.json"
-    if place.configured.startswith("s3://"):
-        bucket, base = place.configured.removeprefix("s3://").split("/")
+    if setup.configured.startswith("s3://"):
+        bucket, base = setup.configured.removeprefix("s3://").split("/")
         content = cloud.client("s3").get_object(Bucket=bucket, Key=f"{base}/{key}")["Body"].read()
     else:
         # File names in a folder escape "%".
-        [path] = Path(place.configured).rglob("*.json")
-        assert path.relative_to(place.configured).parent.as_posix() == key.rpartition("/")[0]
+        [path] = Path(setup.configured).rglob("*.json")
+        assert path.relative_to(setup.configured).parent.as_posix() == key.rpartition("/")[0]
         content = path.read_bytes()
     assert json.loads(content) == put.as_json()
 
 
 @pytest.mark.clause("RSP-07")
-@pytest.mark.parametrize("place", ["folder", "delta"], indirect=True)
-def test_each_branch_has_its_own_run_state(place: Place) -> None:
-    place.put(record())
-    other = replace(place, branch="hotfix/atmo-123")
+@pytest.mark.parametrize("setup", ["folder", "delta"], indirect=True)
+def test_each_branch_has_its_own_run_state(setup: Setup) -> None:
+    setup.put(record())
+    other = replace(setup, branch="hotfix/atmo-123")
     assert other.open().of_run(record().run_id) == []
     with pytest.raises(RunStateError, match="hotfix/atmo-123"):
         other.put(record())
 
 
-@pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_an_invalid_object_is_named_in_the_error(tmp_path: Path, place: Place) -> None:
-    place.put(record())
+@pytest.mark.parametrize("setup", ["folder"], indirect=True)
+def test_an_invalid_object_is_named_in_the_error(tmp_path: Path, setup: Setup) -> None:
+    setup.put(record())
     [path] = (tmp_path / "runs").rglob("*.json")
     for content in (b"", b"[]", b'{"outcome": "success"}', b"\xff"):
         path.write_bytes(content)
         with pytest.raises(RunStateError, match=r"not a run-state record; .*\.json: .*delete the object"):
-            place.open().get(record().dataset_id, record().run_id)
+            setup.open().get(record().dataset_id, record().run_id)
 
 
 @pytest.mark.parametrize("kind", ["", "delta+"])
 def test_a_missing_bucket_is_an_error(tmp_path: Path, bucket: str, kind: str) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     with pytest.raises(DependencyUnavailableError, match=r"cannot be used; .*no such bucket; .*correct KFM_RUN_STATE"):
-        Place(database, f"{kind}s3://{bucket}-gone").put(record())
+        Setup(database, f"{kind}s3://{bucket}-gone").put(record())
     database.dispose()
 
 
@@ -303,9 +303,9 @@ def test_a_second_store_of_one_environment_is_refused_with_both_names(
         "delta": f"delta+{tmp_path}/a",
         "other folder": f"{tmp_path}/b",
     }
-    place = Place(database, configurations[first])
-    place.put(record())
-    other = replace(place, configured=configurations[second])
+    setup = Setup(database, configurations[first])
+    setup.put(record())
+    other = replace(setup, configured=configurations[second])
     if first == second:
         other.put(record(1))
         return
@@ -315,7 +315,7 @@ def test_a_second_store_of_one_environment_is_refused_with_both_names(
         line = str(refusal.value)
         assert f"chooses {configurations[second] or TABLE}, " in line
         assert f"already in {configurations[first] or TABLE}; " in line
-    assert place.open().get(record().dataset_id, record().run_id) == record()
+    assert setup.open().get(record().dataset_id, record().run_id) == record()
 
 
 @pytest.mark.parametrize("spelling", ["{0}/runs/", "../{1}/runs"])
@@ -325,23 +325,23 @@ def test_a_store_is_the_same_under_another_spelling_of_its_path(
     monkeypatch.chdir(tmp_path)
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     for configured in (f"{tmp_path}/runs", spelling.format(tmp_path, tmp_path.name)):
-        Place(database, configured).put(record())
+        Setup(database, configured).put(record())
     database.dispose()
 
 
 @pytest.mark.clause("RSP-07")
 def test_a_lakefs_url_and_the_url_of_its_s3_gateway_name_the_same_store(database: Database, bucket: str) -> None:
     mine = replace(record(), lakefs_branch="main")
-    Place(database, f"lakefs://{bucket}/main", branch="main").put(mine)
+    Setup(database, f"lakefs://{bucket}/main", branch="main").put(mine)
     # The same store under two names.
     for other in (f"s3://{bucket}", f"s3://{bucket}/"):
-        assert Place(database, other, branch="main").open().get(mine.dataset_id, mine.run_id) == mine
+        assert Setup(database, other, branch="main").open().get(mine.dataset_id, mine.run_id) == mine
 
 
 @pytest.mark.clause("RSP-07")
 @pytest.mark.one_database
 def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tmp_path: Path) -> None:
-    first, second = (Place(database, f"{tmp_path}/{name}") for name in ("first", "second"))
+    first, second = (Setup(database, f"{tmp_path}/{name}") for name in ("first", "second"))
     # The first store is chosen after the second store's two look-ups, and before the second choice is written.
     with (
         meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
@@ -355,7 +355,7 @@ def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tm
 def test_looking_up_states_does_not_choose_a_store(database: Database, tmp_path: Path) -> None:
     looked_up_states(database, Settings.load(home=tmp_path, run_state=f"{tmp_path}/runs"))
     assert not (tmp_path / "runs").exists()
-    Place(database, f"{tmp_path}/others").put(record())
+    Setup(database, f"{tmp_path}/others").put(record())
 
 
 @pytest.mark.clause("RSP-07")
@@ -367,6 +367,6 @@ def test_a_delta_table_without_the_package_is_an_error_with_the_next_step(
     with pytest.raises(
         ConfigurationError, match=r"deltalake is not installed; next: pip install 'kfm-dagster\[delta\]'"
     ):
-        Place(database, f"delta+{tmp_path}/runs").open()
-    assert Place(database, "").open().counts(), "the refusal does not choose a store"
+        Setup(database, f"delta+{tmp_path}/runs").open()
+    assert Setup(database, "").open().counts(), "the refusal does not choose a store"
     database.dispose()

@@ -580,7 +580,7 @@ SQLITE_ONLY = {
 }
 """Constraints only of SQLite, because PostgreSQL has a type for the text, or keeps the count in several rows."""
 NEVER_NAMED = {
-    # PostgreSQL accepts no value for a generated key; SQLite's errors do not name the key's constraint.
+    # PostgreSQL accepts no value for a generated key; in SQLite such a key has no named constraint.
     "governance_log_one_row_per_entry",
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
