@@ -71,7 +71,7 @@ def catalogued(root: Path) -> dict[tuple[str, str], Any]:
 
 
 def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -> st.SearchStrategy[Any]:
-    """Draw writes of units, undos of runs, following in these ways, and further operations."""
+    """Draw operations: writes of units, undos of runs, turns of the follower in these ways, and further ones."""
     writes = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)
     return st.lists(
         st.one_of(

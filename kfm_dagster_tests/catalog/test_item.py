@@ -311,7 +311,7 @@ def images(file: Path, item: dict[str, Any]) -> Iterator[tuple[dict[str, Any] | 
 
 
 @pytest.mark.clause("OPR-16", "OPR-21")
-def test_the_grid_of_an_item_equals_gdal_s(shared_data: Path) -> None:
+def test_the_grid_of_an_item_equals_the_grid_of_gdal(shared_data: Path) -> None:
     folder = shared_data / "objects"
     for path, item in items(folder).items():
         properties = item["properties"]
@@ -352,7 +352,7 @@ def test_dimensions_run_from_the_centre_of_the_first_cell_to_that_of_the_last_ce
 
 
 @pytest.mark.clause("OPR-21")
-def test_the_values_of_a_band_equal_gdal_s(shared_data: Path) -> None:
+def test_the_values_of_a_band_equal_those_of_gdal(shared_data: Path) -> None:
     folder, compared = shared_data / "objects", 0
     for path, item in items(folder).items():
         for band, dataset in images(folder / path, item):

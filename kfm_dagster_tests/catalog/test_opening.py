@@ -29,7 +29,7 @@ from kfm_dagster_tests.followers.virtual.buckets import put
 
 GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"
 
-StoreObjects = Callable[[str], list[pystac.Item]]
+Stored = Callable[[str], list[pystac.Item]]
 
 pytestmark = [
     # stackstac and odc-stac use a deprecated product of affine; a container of images has no georeference.
@@ -81,7 +81,7 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def stored(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> StoreObjects:
+def stored(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Stored:
     """Return a function that stores a dataset's objects and returns their Items."""
 
     def of(dataset: str) -> list[pystac.Item]:
@@ -96,7 +96,7 @@ def stored(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 
 @pytest.mark.clause("OPR-21", "OPR-28", "BEY-19")
 @pytest.mark.parametrize("dataset", CLIENTS)
-def test_the_assets_of_every_dataset_open_by_their_items(dataset: str, stored: StoreObjects, shared_data: Path) -> None:
+def test_assets_of_every_dataset_open_with_the_items_values(dataset: str, stored: Stored, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     items = stored(dataset)
     assert items or dataset in {"nwm", "ofs", "rtofs"}  # of these datasets there is no object with its key
@@ -138,7 +138,7 @@ def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_single_field_is_read_without_the_other_fields(stored: StoreObjects, tmp_path: Path) -> None:
+def test_a_single_field_is_read_without_the_other_fields(stored: Stored, tmp_path: Path) -> None:
     items = [item for dataset in ("gfs", "hrrr") for item in stored(dataset)]
     indexed = [item for item in items if "grib:layers" in item.assets["data"].extra_fields]
     assert len(indexed) == 2

@@ -114,7 +114,7 @@ def typed(line: str, units: dict[str, Envelope]) -> list[str]:
 
 
 @pytest.mark.clause("WSM-16", "SEC-02", "BEY-06", "WAL-10")
-def test_a_refused_decision_is_one_line_and_changes_no_row(
+def test_a_refused_decision_prints_one_line_and_changes_no_row(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
 ) -> None:
     deployment.ledger.switches.engage("hrrr", PERSON)
@@ -154,7 +154,7 @@ def test_a_release_outside_prod_readmits_the_unit_closes_its_case_and_is_logged(
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "stage")
     wal_id = units["quarantined"].wal_id
-    # The dry run needs no reason, prints the same and leaves the unit unchanged.
+    # The dry run needs no reason, prints the same lines and leaves the unit unchanged.
     for options, last in ((["--dry-run"], "dry run: no unit is retried\n"), ([*WHY, *CHANGE], "")):
         answer = call("release", wal_id, wal_id, "--json", *options)
         assert answer.err.endswith(last)

@@ -130,7 +130,7 @@ def test_a_mask_by_cell_contains_the_site_and_shows_only_the_cell_s_centre(
     width=st.floats(20.001, 300_000),
     salt=st.binary(min_size=16, max_size=32),
 )
-def test_a_donut_keeps_its_distance(
+def test_a_donut_shows_a_location_between_its_minimum_and_maximum_distance(
     location: ExactLocation, site: str, minimum: float, width: float, salt: bytes
 ) -> None:
     shown = masked(donut(minimum, minimum + width), site, location, salt)

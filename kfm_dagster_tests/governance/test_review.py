@@ -187,7 +187,7 @@ def test_an_impossible_approval_is_refused_in_one_line_and_changes_no_row(call: 
     assert len(call("governance", "pending", "--json").rows) == 4
 
 
-def test_a_replay_of_other_units_than_approved_is_refused(call: Call, prod: Pipeline) -> None:
+def test_an_approval_is_refused_if_the_replay_selects_other_units_than_proposed(call: Call, prod: Pipeline) -> None:
     window = ["--event-time-start", "2025-12-01", "--event-time-end", "2025-12-30"]
     number = proposed(call(*REPAIR, "--dataset", "nexrad-l2", "--status", "succeeded", *window))
     own_tx(prod.ledger).ensure([envelope(5)])

@@ -97,7 +97,7 @@ def test_the_rules_decide_on_a_unit(
     assert (after.metadata == unit.metadata) is ("masking" not in declared or unit is NOWHERE)
 
 
-def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
+def test_the_rules_refuse_a_unit_even_if_its_contract_was_not_checked() -> None:
     for rule, declared in (
         (RuleId.CONSENT, {"indigenous_data_flag": True}),
         (RuleId.SENSITIVITY, {"sensitivity": "sensitive"}),

@@ -23,7 +23,7 @@ DAY = START.date()
 
 
 @given(st.lists(st.integers(0, 8 * 86_400), min_size=1, max_size=300), st.sampled_from([0.5, 0.95, 0.99]))
-def test_a_percentile_of_classes_differs_by_at_most_one_percent(seconds: list[int], share: float) -> None:
+def test_a_percentile_from_counts_by_class_is_exact_to_one_percent(seconds: list[int], share: float) -> None:
     exact = sorted(seconds)[max(1, math.ceil(share * len(seconds))) - 1]
     approximation = percentile(Counter(map(class_of, seconds)), share)
     assert abs(approximation - exact) <= 0.01 * exact + 0.5

@@ -442,7 +442,7 @@ KINDS = {
 
 
 @pytest.mark.clause("WSM-15")
-def test_each_kind_of_backoff_has_its_growth_its_bounds_and_its_spread_over_units(contracts: ContractRegistry) -> None:
+def test_each_kind_of_backoff_has_the_expected_waits_and_spread(contracts: ContractRegistry) -> None:
     for kind, bounds in KINDS.items():
         retry = contracts["nexrad-l2"].retry
         retry = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": kind})})

@@ -45,7 +45,7 @@ def kept(bench: Bench) -> list[tuple[str, str, list[int]]]:
     return [(row["product"], row["month"], [int(size) for size in row["sizes"].strip("[]").split(",")]) for row in rows]
 
 
-def test_a_unit_s_peers_are_the_units_admitted_before_it(bench: Bench) -> None:
+def test_a_unit_s_peers_are_earlier_units_of_the_same_product(bench: Bench) -> None:
     first = [volume(number, size=100 + number) for number in range(3)]
     assert admitted(bench, *first) == [None] * 3  # units of one batch are not each other's peers
     assert admitted(bench, volume(9, size=7)) == [(3, 100, 102)]
@@ -71,7 +71,7 @@ def test_for_each_month_only_the_newest_peers_are_kept(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=1 + number) for number in range(PEERS_KEPT + 5)))
     ((_, _, sizes),) = kept(bench)
     assert sizes == list(range(6, PEERS_KEPT + 6))
-    # At the start of a month, peers of the previous month count; those of a year ago or of later months do not.
+    # At the start of a month, peers of the previous month count; peers of a year ago or of later months do not.
     january = datetime(2026, 1, 1, tzinfo=UTC)
     assert admitted(bench, volume(0, size=1000, start=january)) == [tuple(PeerSizes.of(sizes) or ())]
     assert admitted(bench, volume(1, size=1000, start=january)) == [tuple(PeerSizes.of([*sizes[1:], 1000]) or ())]

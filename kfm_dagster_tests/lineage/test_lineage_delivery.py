@@ -349,7 +349,7 @@ def test_a_backend_s_error_has_no_credentials_of_the_backend_s_address(
         {"OPENLINEAGE__TRANSPORT__TYPE": "console"},
     ],
 )
-def test_without_configuration_nothing_leaves_the_machine(
+def test_without_configuration_no_event_leaves_the_machine(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:

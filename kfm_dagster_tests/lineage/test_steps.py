@@ -288,7 +288,7 @@ def test_a_step_of_a_governed_dataset_has_its_public_name_and_a_count_of_many_in
     assert (statistics["fileCount"], statistics["size"]) == (101, 505)
 
 
-def test_the_facet_schema_requires_a_method_with_energy(schemas: dict[str, Any]) -> None:
+def test_the_facet_schema_requires_a_method_if_energy_is_stated(schemas: dict[str, Any]) -> None:
     address = "https://kfm.dev/schemas/kfm-step-facet.schema.json"
     facet = {
         "_producer": "https://kfm.dev/", "_schemaURL": address, "node": "n", "step": "s",

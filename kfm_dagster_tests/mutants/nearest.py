@@ -27,11 +27,11 @@ from kfm_dagster_tests.mutants.examining import Mutant, load
 from kfm_dagster_tests.order_plugin import LONGEST
 
 NEAREST = 8
-"""Modules of tests in a mutant's first look."""
+"""Number of test modules in a mutant's first examination."""
 FURTHER = 16
-"""Modules of tests in the second look, for a mutant that survived the first."""
+"""Number of test modules in the second examination, for a mutant that survived the first."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
-"""Folders of tests that do not hold a single rule: walks, drawings, measurements."""
+"""Folders whose tests do not test single rules: walks, drawings, measurements."""
 SLOW = {
     *LONGEST,
     "ledger/test_ledger_plans.py",

@@ -100,7 +100,7 @@ def scanned(text: str) -> list[Token]:
 
 
 def _partners(tokens: Sequence[Token]) -> dict[int, int]:
-    """Map the position of each parenthesis and CASE to that of its end, and the reverse."""
+    """Map the position of each parenthesis and CASE to the position of its end, and the reverse."""
     partners: dict[int, int] = {}
     open_: list[int] = []
     for index, token in enumerate(tokens):

@@ -84,7 +84,7 @@ def faults(mutant: Mutant) -> list[str]:
     return [f"{mutant.rule}: {fault}" for fault in wrong if fault]
 
 
-def test_a_rule_of_the_base_is_still_listed_or_retired() -> None:
+def test_a_rule_of_the_base_commit_is_still_listed_or_retired() -> None:
     if (base := base_commit()) is None:
         pytest.skip("there is no commit to compare with")
     assert lost(ROOT, base) == set()

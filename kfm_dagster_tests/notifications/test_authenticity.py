@@ -362,7 +362,7 @@ def test_a_fetch_follows_no_redirect_and_is_bounded_in_size(tmp_path: Path, monk
 
 
 @pytest.mark.clause("SEC-04")
-def test_a_fetch_from_a_slow_server_ends_after_its_time(tmp_path: Path) -> None:
+def test_a_fetch_from_a_slow_server_ends_after_its_time_limit(tmp_path: Path) -> None:
     """The server sends single bytes without long pauses; only the total time is limited."""
     with open_web_server() as server:
         server.answers = lambda _: WebAnswer(dripping=True)

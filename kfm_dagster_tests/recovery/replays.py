@@ -91,7 +91,7 @@ class Stand:
         return claimed
 
     def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Advance]:
-        """Advance and work until no state changes."""
+        """Advance the replay and process its units until no state changes."""
         steps: list[Advance] = []
         for _ in range(200):
             step = self.engine.advance(replay_run_id)

@@ -153,7 +153,7 @@ def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path:
 
 
 @pytest.mark.clause("RPL-03")
-def test_limits_are_stricter_towards_prod() -> None:
+def test_limits_become_stricter_from_dev_to_prod() -> None:
     names = [
         "max_selection_records", "max_batch_size", "max_batches", "records_per_second", "batches_per_minute",
         "batches_in_flight_per_dataset", "batches_in_flight",
@@ -319,7 +319,7 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
 
 
 @pytest.mark.clause("RPL-03", "RPL-05")
-def test_the_next_batch_waits_for_its_rate_other_batches_and_live_work() -> None:
+def test_the_next_batch_waits_for_the_rate_limit_for_other_batches_and_for_live_work() -> None:
     for name, (seen, reason) in PACES.items():
         held: Hold | None = reason_to_hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name

@@ -216,7 +216,7 @@ def test_retention_changes_only_the_governance_log_which_names_each_kind_with_de
     assert len(own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)) == 2
 
 
-def test_a_retention_that_is_killed_midway_is_completed_by_the_next(
+def test_a_retention_that_is_killed_midway_is_completed_by_the_next_retention(
     pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline, *chain.volumes(3))

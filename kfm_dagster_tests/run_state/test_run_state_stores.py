@@ -157,7 +157,7 @@ def test_every_write_is_counted_by_outcome_and_the_store_counts_current_records(
 
 
 @pytest.mark.clause("RSP-01", "RSP-07")
-def test_an_invalid_record_is_refused_with_its_transaction(setup: Setup) -> None:
+def test_an_invalid_record_is_refused_and_its_transaction_rolled_back(setup: Setup) -> None:
     for wrong in [
         {"dataset_id": ""},
         {"dataset_id": "Not A Node"},

@@ -1,4 +1,4 @@
-"""Every named constraint of the schema refuses its violation without help of a trigger, on both databases.
+"""Every named constraint of the schema refuses a violation without help of a trigger, on both databases.
 
 Each case is a row with one fault. Triggers are disabled, because most triggers would refuse the row first;
 `test_guards.py` and other tests cover the triggers. A constraint without a case fails the test.
@@ -668,7 +668,7 @@ def insert(connection: Connection, table: str, row: Row) -> None:
 
 
 def _is_named(refusal: str, name: str, table: str) -> bool:
-    # SQLite names CHECKs and expression indexes; for a key it gives the columns, for a reference nothing.
+    # SQLite's errors have the name of a CHECK or an expression index, the columns of a key, and nothing of a reference.
     keys = (f"UNIQUE constraint failed: {table}.", "FOREIGN KEY constraint failed")
     return (
         refusal in {name, f"CHECK constraint failed: {name}"} or name in refusal.split("'") or refusal.startswith(keys)

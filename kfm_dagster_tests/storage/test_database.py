@@ -116,7 +116,7 @@ def test_a_read_only_connection_cannot_write(database_url: str) -> None:
     looking.dispose()
 
 
-def test_reading_a_missing_database_creates_none(empty_database_url: str, tmp_path: Path) -> None:
+def test_reading_a_missing_database_creates_no_database(empty_database_url: str, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NoLedgerError, match="there is no ledger yet"):
             Database.open(empty_database_url, read_only=True)
@@ -291,7 +291,7 @@ def test_a_database_that_lacks_a_migration_is_not_read(database_url: str, monkey
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_database_from_before_the_first_release_is_refused_unchanged(
+def test_a_database_from_before_the_first_release_is_refused_and_stays_unchanged(
     empty_database_url: str, read_only: bool
 ) -> None:
     engine = sa.create_engine(empty_database_url)

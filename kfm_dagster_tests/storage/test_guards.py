@@ -349,7 +349,7 @@ def test_kept_rows_are_protected_by_the_rule_of_their_table(typed: Connection) -
     assert [(typed_, message) for (typed_, rule), message in refusals.items() if not re.search(rule, message)] == []
 
 
-def test_each_guard_refuses_by_its_rule(typed: Connection) -> None:
+def test_each_illegal_statement_is_refused_by_the_expected_rule(typed: Connection) -> None:
     faults = []
     for before, statement, rule in REFUSED:
         with typed.begin_nested() as savepoint:

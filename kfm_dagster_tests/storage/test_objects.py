@@ -180,7 +180,7 @@ def test_an_object_that_shrinks_while_it_is_read_is_retried(s3: ObjectStores) ->
         handle.read(len(DATA) * 8, 10)
 
 
-def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> None:
+def test_probe_read_and_sidecar_need_one_request_each(scripted: Scripted) -> None:
     handle = ObjectStores().open(HRRR, URI)
     handle.probe(16)
     assert handle.read(2, 8) == DATA[2:10]
@@ -242,7 +242,7 @@ def test_undeclared_objects_are_refused_before_any_request(scripted: Scripted) -
 
 
 @pytest.mark.clause("SEC-01")
-def test_no_link_leads_out_of_the_root(folder: Path, tmp_path: Path) -> None:
+def test_no_symbolic_link_leads_out_of_the_folder_of_objects(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"GRIB secret")

@@ -34,7 +34,7 @@ def test_bytes_that_do_not_fit_are_requested_again() -> None:
         assert heads.take("s3://b/2", "v") == kept
 
 
-def test_a_full_disk_costs_requests_and_fails_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_causes_more_requests_and_fails_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

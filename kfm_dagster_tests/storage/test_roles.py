@@ -260,7 +260,7 @@ def test_opening_a_database_that_is_up_to_date_waits_for_no_migration(owner: Dat
 
 
 def _frozen(owner: Database, table: str) -> list[str]:
-    """Return the columns that the role may not change: all except those of its decision."""
+    """Return the columns that the role may not change: all except the columns that the table's decision names."""
     with owner.snapshot() as tx:
         [text] = [row.statement for row in tx.run("roles.decisions", role="x") if row.relation == table]
     granted = text.rpartition("UPDATE (")[2].partition(")")[0].split(", ") if "UPDATE (" in text else []
