@@ -160,7 +160,7 @@ def test_an_embargoed_unit_is_quarantined_again_until_the_embargo_ends(opened: O
 
 
 @pytest.mark.clause("SEC-03")
-def test_every_attempt_of_a_run_decides_by_the_time_of_its_claim(opened: Open) -> None:
+def test_every_attempt_of_a_run_decides_by_the_time_of_the_run_s_claims(opened: Open) -> None:
     """An embargo that ends between a run's death and re-execution does not change the run's outcome."""
     pipeline = opened(embargo={"until": chain.START + timedelta(minutes=1)})
     chain.deliver_each(pipeline, chain.volumes(1)[0])
