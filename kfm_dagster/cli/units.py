@@ -85,7 +85,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
     Example: kfm units show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
-    from kfm_dagster.exports.explanations.unit_history import unit_history  # noqa: PLC0415, which imports the stages
+    from kfm_dagster.exports.explanations.unit_history import unit_history  # noqa: PLC0415, imports the stages
 
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:

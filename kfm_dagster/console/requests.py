@@ -47,7 +47,7 @@ def refusal(error: Exception) -> tuple[int, str]:
         return 503, f"{error.what}; next: see its log, then ask again"
     if isinstance(error, KfmError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-        # The command line's exit code for a refusal of the ledger or a guard.
+        # Errors of a refusal by ledger or guard have this exit code.
         return status or (409 if error.exit_code is ExitCode.REFUSED else 500), str(error)
     return 503, "the database does not answer; next: see its log, then ask again"
 
@@ -73,7 +73,7 @@ def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
 
 
 def is_page(values: Mapping[str, str], accept: str) -> bool:
-    """Return whether to send a page: by `format` (BadRequestError if unknown), else to browsers."""
+    """Return whether to send a page: `format` decides (or BadRequestError), else the client."""
     form = values.get("format")
     if form not in {None, "json", "html"}:
         raise BadRequestError(observed=f"format={str(form)[:40]!r}", expected="json or html")

@@ -1,7 +1,7 @@
 """Assets: an op in a software-defined asset for each (dataset, operator) of the contracts.
 
-Belongs here, too: how Dagster runs a stage, which yields check results of its gates and an output for the IO manager,
-and raises Failure or RetryRequested. Does not belong here: the record of a stage (`io_manager.py`).
+Belongs here, too: how an op runs a stage. The op yields check results of the stage's gates and an output for the IO
+manager, or raises Failure or RetryRequested. Does not belong here: the record of a stage (`io_manager.py`).
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.

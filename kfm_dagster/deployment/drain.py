@@ -1,4 +1,4 @@
-"""Drain: run until the queue is empty, units are terminal, and bulk work and beams are done.
+"""Drain: run until queue and bulk lane are empty, units are terminal, and beams computed.
 
 Belongs here, too: the outcome of every unit. Does not belong here: the display of outcomes (`cli/demo.py`).
 """
@@ -87,7 +87,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         },
         rejected=deliveries[DeliveryState.REJECTED],
         messages=sum(deliveries.values()),
-        # Counted by the recorded ignored entries, because their messages are deleted like all finished messages.
+        # The ignored entries are counted, because their messages are deleted like all finished messages.
         ignored=sum(count.messages for count in IGNORED_COUNTS.query(pipeline, IgnoredFilter(), None, 0).rows),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
@@ -101,7 +101,7 @@ POLL_SECONDS = 0.5
 PAUSE_PER_POLL = 9
 """Least ratio of a pause to the poll before it, because a poll counts every record, in 0.3 s per million records."""
 FOLLOW_UP_SECONDS = 60.0
-"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment starts missing runs."""
+"""Longest wait for runs of beams and evidence once all units are terminal; the next deployment starts missing ones."""
 QUIET_POLLS = 3
 """Consecutive polls that must be idle, because SQS's counts are approximate."""
 

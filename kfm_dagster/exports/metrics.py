@@ -1,8 +1,8 @@
 """Metrics for Prometheus, from counts in the database, which outlive every process.
 
-Belongs here: all metrics together, and names, labels and help of the metrics of record moves and queues. Does not
-belong here: names and labels of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the address
-(`console/app.py`).
+Belongs here: the collection of all metrics, and names, labels and help of the metrics of transitions and queues. Does
+not belong here: names and labels of the other metrics (`telemetry/totals.py`), the counts (`metric_totals`), or the
+address (`console/app.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REJECTED = "rejected"
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
-    """Return all metrics as Prometheus text. `depths` has the messages of each answering queue."""
+    """Return all metrics as Prometheus text. `depths`: messages by queue that answered."""
     return generate_latest(_Families(pipeline, depths))
 
 

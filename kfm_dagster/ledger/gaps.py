@@ -181,7 +181,7 @@ def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetim
 GROWTH = math.log(1.02)
 """Logarithmic step between the classes' bounds: the middle of a class is off by 1 % at most."""
 EXACT_BELOW = 50
-"""Up to this number of seconds, each second is a class; above it, a second is less than 2 %."""
+"""Up to this number of seconds each second is a class; above it classes are 2 % wide."""
 NO_LEAD = ""
 
 

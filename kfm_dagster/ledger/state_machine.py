@@ -57,7 +57,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         from_status=Status.PENDING,
         to_status=Status.IN_PROGRESS,
         trigger="a run claims the unit",
-        condition="the version equals the version that was read; attempts rises by 1, run, worker and time are stamped",
+        condition="the version is the version that was read; `attempts` rises by 1; run, worker and time are recorded",
     ),
     TransitionRule(
         from_status=Status.IN_PROGRESS,

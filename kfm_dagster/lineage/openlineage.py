@@ -59,7 +59,7 @@ def ingest_job(dataset: str) -> dict[str, str]:
 
 
 def official_facet(release: str, name: str, definition: str = "", /, **members: Any) -> dict[str, Any]:
-    """Return an official facet by its schema's file, and by its definition if that name differs."""
+    """Return an official facet by its schema's file and, if named differently, its definition."""
     schema = f"{_SPEC}facets/{release}/{name}.json#/$defs/{definition or name}"
     return {"_producer": _PRODUCER, "_schemaURL": schema, **members}
 

@@ -37,7 +37,7 @@ FIRST_WAIT_SECONDS = 1
 """Wait of a call's first request; with any wait, SQS queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""11 hours: SQS allows 12 hours since the receive (API reference, ChangeMessageVisibility); one is left for a run."""
+"""11 hours: SQS allows 12 hours since the receive (API: ChangeMessageVisibility); one hour is left to a run."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 

@@ -66,7 +66,7 @@ def place(header: NetcdfHeader) -> Place:
 
 
 def _on_earth(x: GridAxis, y: GridAxis) -> Place:
-    """Return the place of cells; a circle counts as full if less than half a cell is missing.
+    """Return the place of cells; a circle of longitudes is full if under half a cell is missing.
 
     The transform keeps the file's longitudes, which may end at 360.
     """
@@ -170,7 +170,7 @@ def _pairs(header: NetcdfHeader) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def _unpacked(header: NetcdfHeader, name: str) -> Array | None:
-    """Return unpacked values (CF 8.1), NaN if missing (CF 2.5.1); None if there are too many."""
+    """Return unpacked values (CF 8.1), NaN if missing (CF 2.5.1); None for too large a variable."""
     variable, values = header.variables[name], header.values(name)
     if values is None:
         return None
@@ -182,7 +182,7 @@ def _unpacked(header: NetcdfHeader, name: str) -> Array | None:
 
 
 def _around(longitudes: Array, latitudes: Array) -> Mapping[str, Any]:
-    """Return the smallest box round positions; without area, its two ends, or a point."""
+    """Return the smallest box round positions; for a box without area, its corners or a point."""
     turned = np.sort(longitudes % 360.0)
     gaps = np.diff(turned, append=turned[0] + 360.0)
     widest = int(gaps.argmax())

@@ -98,7 +98,7 @@ def dagster_runs(deployment: Pipeline, home: Path) -> None:
 
 
 def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
-    """Run the first node as a run with the tag kfm/force does."""
+    """Run the first node with a reason to compute it again, like a run that has the tag kfm/force."""
     node = MessageParse(
         pipeline=pipeline, dataset="nexrad-l2", partition=DAY, run_id=run_id, source=Source.LISTING, limit=chain.LIMIT
     )

@@ -1,4 +1,4 @@
-"""Every requirement of the documents names its test, and the test claims one of its clauses."""
+"""Every requirement of the user's documents names a test, and the test claims a clause of the requirement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kfm_dagster_tests.clause_plugin import REQUIREMENTS, SPEC, TESTS
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"document", "section", "must", "clauses", "test", "page", "names", "instead"}
 MINIMUM = {"000": 60, "001": 60, "002": 60, "003": 95, "004": 65, "card": 17}
-"""Document > minimum number of rows: the number of the document's requirements without repeats."""
+"""Minimum number of rows by document: the number of its requirements without repeats."""
 
 
 def name(row: dict[str, Any]) -> str:

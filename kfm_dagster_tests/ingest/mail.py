@@ -2,9 +2,9 @@
 
     python -m kfm_dagster_tests.ingest.mail --messages N --database sqlite|postgresql [--seed N]
 
-Takes in batches of up to ten, and checks after each that every message is accounted for and every
-good unit is pending. Belongs here: drawing and checking. Does not belong here: the numbers of messages
-(`test_mail.py`, `benchmarks/soak.py`).
+The program takes in up to ten messages at a time, and checks after each batch that every message is accounted for and
+every good unit is pending. Belongs here: random messages, and the checks after their intake. Does not belong here: the
+numbers of messages (`test_mail.py`, `benchmarks/soak.py`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Mail:
         return self._wrapped([self._good() for _ in range(self.rng.choice((1, 1, 1, 2, 4)))])
 
     def _mixed(self) -> str:
-        """Return good records beside hostile ones, sometimes with a subject that fits no column."""
+        """Return good records beside hostile records, sometimes with a `Subject` that no column can store."""
         records = [self._good(), *(self._bad() for _ in range(self.rng.randint(1, 4)))]
         self.rng.shuffle(records)
         odd = {} if self.rng.random() < 0.5 else {"Subject": self.rng.choice(VALUES)}
@@ -197,7 +197,7 @@ def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
 
 
 def check_balance(pipeline: Pipeline, mail: Mail) -> None:
-    """Check the ledger's account and every announced good unit."""
+    """Check that the ledger's counts add up, and that every announced good unit is pending."""
     balance = pipeline.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
     statuses = own_tx(pipeline.ledger).statuses(mail.good)

@@ -113,7 +113,7 @@ class Platform:
     folder: Path
 
     def run(self, run_id: str) -> list[str]:
-        """Run every node under the run contract; return the nodes that ran."""
+        """Start every node under the run contract; return the nodes that were not skipped."""
         nodes = [
             Capitalize(self.tables, *names) for names in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))
         ]
@@ -132,7 +132,7 @@ class Platform:
 
 @pytest.fixture
 def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Platform]:
-    """Return a function that creates three nodes over tables, with configured run-state."""
+    """Return a function that creates three nodes over tables, with run-state at the given place."""
 
     def build(configured: str, tables: Tables) -> Platform:
         for name, text in INPUTS.items():
@@ -162,7 +162,7 @@ def test_after_a_delta_restore_only_nodes_with_changed_inputs_run(
     assert tables["alarms"] == "CALM!!"
     assert platform_of_test.is_consistent()
 
-    tables["wind"] = "a wrong load"  # applied before, and restored since
+    tables["wind"] = "a wrong load"  # the nodes applied this content before, but the restore has undone it
     assert platform_of_test.run("run") == ["gusts", "alarms"]
     assert platform_of_test.is_consistent()
 
@@ -186,7 +186,7 @@ def test_after_a_lakefs_revert_only_nodes_with_changed_inputs_run(
     assert platform_of_test.is_consistent()
 
     branch["wind"], branch["soil"] = "a wrong load", "wet"
-    # By the database, monday and tuesday applied this content; the branch no longer has it.
+    # The database still says that the runs monday and tuesday applied this content; the branch no longer has it.
     assert platform_of_test.run("thursday") == ALL
     assert platform_of_test.is_consistent()
     assert platform_of_test.run("friday") == []

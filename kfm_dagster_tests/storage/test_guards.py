@@ -44,7 +44,7 @@ DERIVED = {
     "catalog_collections", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
     "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
 }  # fmt: skip
-"""Tables without a guard, because other tables can restore them: counts of Items, sizes of peers, and gaps."""
+"""Tables without a guard, because they can be computed from other tables: counts of Items, sizes of peers, gaps."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "outbox", "clock_readings"}
 """Tables with their own rule for deleting rows."""
@@ -153,7 +153,7 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((AUDIT,), f"{ROLL_BACK}, idempotency_key = '{'b' * 64}'", "stage_state_move_is_legal"),
     ((AUDIT,), f"{ROLL_BACK}, input_hashes = '[1]'", "stage_state_move_is_legal"),
 ]  # fmt: skip
-"""Legal statements as a preparation, the typed statement, and the rule that refuses the typed statement."""
+"""Legal statements that prepare the state, a statement typed by hand, and the rule that refuses this statement."""
 APPEND_ONLY = {
     "catalog_kept_files": "undo_log_is_append_only",
     "governance_log": "governance_log_is_append_only",
@@ -225,12 +225,12 @@ IGNORED = {
     "lineage_emissions": "SELECT wal_id, path, revision, 'x' || lineage_id, batch_id, NULL FROM lineage_emissions",
     "catalog_kept_files": "SELECT sha256, content, content_bytes + 1 FROM catalog_kept_files",
 }
-"""Rows whose INSERT OR REPLACE succeeds and changes nothing, because writers repeat them."""
+"""Rows that writers insert repeatedly: INSERT OR REPLACE of such a row succeeds, but changes nothing."""
 LEGAL = {
     ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
     ("paused", "stopped"), ("stopped", "running"),
 }  # fmt: skip
-"""Every legal change of a replay's state by request; a planned replay is started without a request."""
+"""Every change of a replay's state that a person may request; a planned replay starts without a request."""
 WAY = {
     "planned": [],
     "running": ["running"],
@@ -243,7 +243,7 @@ WAY = {
 
 @dataclass(frozen=True)
 class Guarded:
-    """A table's guard: an accepted change, more changeable columns, and columns set once."""
+    """A table's guard: an accepted change, other columns that may change, and columns set once."""
 
     rule: str
     change: Mapping[str, Any]
@@ -304,7 +304,7 @@ GUARDED = {
 OTHER = {T: LATER, LATER: T, DAY: "2025-12-04", HASH: "b" * 64, ONE: THREE, "{}": '{"a": 1}', "p1": "p2"}
 """Another value for each value of the rows, of a type that PostgreSQL accepts."""
 GENERATED = "can only be updated to DEFAULT"
-"""PostgreSQL's first error on a generated key."""
+"""The error by which PostgreSQL refuses a change of a generated key, before any guard."""
 
 
 @pytest.fixture
@@ -526,7 +526,7 @@ def test_an_intent_changes_only_by_the_published_transitions(typed: Connection) 
 
 @pytest.mark.clause("SEC-02", "BEY-06", "WAL-04", "WAL-07", "WAL-10")
 def test_each_immutable_column_is_protected_by_its_table_s_guard(typed: Connection) -> None:
-    """A new column needs a guard or an entry in the list."""
+    """Every column is protected by its table's guard, or listed in GUARDED as changeable."""
     for table, guarded in GUARDED.items():
         with typed.begin_nested() as savepoint:
             _hold_guard(typed, table, guarded)

@@ -83,7 +83,7 @@ def nclimgrid(elements: Iterable[str], moments: Sequence[datetime]) -> bytes:
 
 
 def nclimgrid_daily_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the files of the first `count` elements, each for a month up to a day."""
+    """Yield a file for each of the first `count` elements, with a month's days up to `day`."""
     first = datetime(day.year, day.month, 1, tzinfo=UTC)
     for name in ("prcp", "tavg", "tmax", "tmin")[:count]:
         key = f"beta/by-month/{day:%Y/%m}/{name}-{day:%Y%m}-grd-prelim.nc"
@@ -126,7 +126,7 @@ def _sea_ice(day: date, *, north: bool, monthly: bool) -> bytes:
                 "axis": name.upper(),
             }
             variable(file, f"{name}grid", values.astype("<f4"), dimensions=[name], **standard)
-        # In real files, too, this longitude differs by 180 degrees from the central meridian in the text.
+        # As in real files, straight_vertical_longitude_from_pole is 180 degrees from the meridian of spatial_ref.
         sides = {"latitude": 70, "meridian": -45} if north else {"latitude": -70, "meridian": 0}
         mapping: dict[str, Any] = {
             "grid_mapping_name": "polar_stereographic",
@@ -246,7 +246,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first files of a run without positions, which are too many to be read."""
+    """Yield a run's first files, without positions: real files have more than a reader reads."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:
