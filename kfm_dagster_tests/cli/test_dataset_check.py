@@ -218,7 +218,9 @@ def test_a_group_missing_in_the_key_pattern_is_reported_with_the_fields_that_use
     by_region = ", ".join(f"{field} ['region']" for field in (*fields, "metadata_extract.key_values"))
     for group, uses in (("region", by_region), ("lead", "end_offset_hours ['lead']")):
         file = contract(lambda text, group=group: text.replace(f"(?P<{group}>", "(?:"))  # type: ignore[misc]
-        call("dataset", "check", str(file)).refused(f"observed groups that are not in the key pattern: {uses}; it has")
+        call("dataset", "check", str(file)).refused(
+            f"observed groups that are not in the key pattern: {uses}; the pattern has"
+        )
 
 
 @pytest.mark.deployment

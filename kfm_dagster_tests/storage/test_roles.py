@@ -199,7 +199,7 @@ def test_only_the_owner_grants_rights_and_only_on_postgresql_and_to_a_valid_name
     for database, names, why in (
         (owner, ("", "x" * 64, "é" * 32, "a\0b"), "name of the role is not valid"),
         (deployment, (role, "another"), "connect as the owner"),
-        (sqlite, ("deploy",), "PostgreSQL's; observed sqlite"),
+        (sqlite, ("deploy",), "only PostgreSQL has roles; observed sqlite"),
     ):
         for name in names:
             with pytest.raises(DeploymentRoleError if database is deployment else ConfigurationError, match=why):
