@@ -119,6 +119,16 @@ def test_schema_and_loader_refuse_the_same_documents() -> None:
             parse_contract(text, source="mine.yaml")
 
 
+def test_a_permanent_error_has_at_most_as_many_attempts_as_other_errors() -> None:
+    def parsed(permanent: int) -> None:
+        retry = {"max_attempts": 2, "permanent": {"max_attempts": permanent}}
+        parse_contract(changed(HRRR, {"retry": retry}), source="mine.yaml")
+
+    parsed(2)
+    with pytest.raises(ContractError, match=r"permanent\.max_attempts is greater than max_attempts"):
+        parsed(3)
+
+
 @pytest.mark.clause("PCS-23")
 def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> None:
     document = changed(HRRR, {"metadata_extract.citations": [CITATION, {**CITATION, "kind": "I"}]})
