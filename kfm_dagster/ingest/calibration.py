@@ -32,8 +32,8 @@ class Calibration:
     rule: ClockRule
     database: Database
     clock: Callable[[], datetime]
-    _readings: tuple[ClockReading, ...] = field(default=(), init=False)
-    _read_at: datetime | None = field(default=None, init=False)
+    _kept: dict[str, tuple[datetime, tuple[ClockReading, ...]]] = field(default_factory=dict, init=False)
+    """By contract, because each has a server of its own: the time of reading the log, and the readings."""
 
     def __post_init__(self) -> None:
         self._log = ClockLog(self.database)
@@ -41,13 +41,15 @@ class Calibration:
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         """Return the present decision on the clock; measure first if no fresh reading is decisive."""
         now = self.clock()
+        read_at, readings = self._kept.get(contract.id, (None, ()))
         # A clock that was set back meanwhile is read again.
-        if self._read_at is None or not self._read_at <= now < self._read_at + KEPT:
+        if read_at is None or not read_at <= now < read_at + KEPT:
             since = now - self.rule.tau_calib
             if not any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH)):
                 self._log.record(measure(self.rule, clock=self.clock, endpoint=_server(objects, contract)))
-            self._readings, self._read_at = self._log.recent(since=since), now
-        return decide(self._readings, self.rule, ts_start=self.clock())
+            readings = self._log.recent(since=since)
+            self._kept[contract.id] = now, readings
+        return decide(readings, self.rule, ts_start=self.clock())
 
 
 def time_server(settings: Settings, registry: ContractRegistry) -> str | None:

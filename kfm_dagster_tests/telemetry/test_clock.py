@@ -247,7 +247,8 @@ def test_a_server_that_gives_no_time_is_asked_once_a_minute_not_by_each_stage(
     date_server.answers = lambda _: WebAnswer(headers={})
     times = [REQUESTED_AT]
     calibration = Calibration(rule=RULE, database=database, clock=lambda: times[-1])
-    contract, stores = next(iter(ContractRegistry.load())), ObjectStores(object_root=None)
+    contract, another, *_ = ContractRegistry.load()
+    stores = ObjectStores(object_root=None)
 
     for _ in range(3):
         assert calibration.decided(contract, stores).state is not ClockState.LOCKED
@@ -255,7 +256,10 @@ def test_a_server_that_gives_no_time_is_asked_once_a_minute_not_by_each_stage(
     calibration.decided(contract, stores)
 
     assert len(date_server.requests) == PAUSES[pause]
-    assert len(ClockLog(database).recent(since=REQUESTED_AT - timedelta(days=1))) == PAUSES[pause]
+    # The server of another contract may give the time.
+    calibration.decided(another, stores)
+    assert len(date_server.requests) == PAUSES[pause] + 1
+    assert len(ClockLog(database).recent(since=REQUESTED_AT - timedelta(days=1))) == PAUSES[pause] + 1
 
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
