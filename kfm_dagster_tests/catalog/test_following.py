@@ -19,6 +19,7 @@ from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import FIRST_PAUSE, LONGEST_PAUSE
+from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.publisher import PublishError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
@@ -119,9 +120,13 @@ def test_followers_have_the_current_items_after_writes_undos_and_refusals(
 
 
 def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
-    catalog: Catalog, following: FollowerRunner, write: Callable[..., None]
+    catalog: Catalog, database: Database, following: FollowerRunner, write: Callable[..., None]
 ) -> None:
     mirror = Mirror()
+
+    def claims() -> int:
+        with database.engine.connect() as connection:
+            return int(connection.exec_driver_sql("SELECT max(turn) FROM outbox").scalar_one())
 
     def kinds() -> list[ChangeKind]:
         following.catch_up([mirror])
@@ -133,6 +138,9 @@ def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
     assert kinds() == [CREATED]
     write("second", goes(0, created=1, platform="goes-1"))
     assert kinds() == []
+    # A follower that has every change claims nothing.
+    claimed = claims()
+    assert (kinds(), claims()) == ([], claimed)
     write("third", goes(0, created=2, platform="goes-2"))
     assert kinds() == [UPDATED]
     own_tx(catalog).undo("goes-abi", "third")

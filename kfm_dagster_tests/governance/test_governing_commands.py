@@ -335,11 +335,12 @@ def test_wal_show_prints_a_unit_s_full_history(
     assert [case["state"] for case in story["cases"]] == ["open"]
     assert [entry["action"] for entry in story["governance"]] == ["quarantine"]
     assert [entry["to_status"] for entry in story["history"]] == ["pending", "quarantined"]
-    [working] = call("wal", "show", units["in_progress"].wal_id, "--json").rows
-    assert [lease["run_id"] for lease in working["lease"]] == ["run-1"]
+    for state, runs in [("in_progress", ["run-1"]), ("succeeded", [])]:
+        [shown] = call("wal", "show", units[state].wal_id, "--json").rows
+        assert (shown["ingest_run_id"], [lease["run_id"] for lease in shown["lease"]]) == ("run-1", runs)
     text = call("wal", "show", units["quarantined"].wal_id).out
-    for shown in ("looked_odd", newer.wal_id, "lease: none", "governance", "looked at it"):
-        assert shown in text
+    for part in ("looked_odd", newer.wal_id, "lease: none", "governance", "looked at it"):
+        assert part in text
 
 
 def test_a_table_shortens_no_value_and_interprets_no_markup(

@@ -44,6 +44,20 @@ def test_any_number_of_attributes_and_variables_is_read(version: str, count: int
     assert read_hdf5(BytesSource(buffer.getvalue()), numbers_of) == [(number, -number) for number in range(count)]
 
 
+@pytest.mark.parametrize("version", ["v108", "v110", "latest"])
+def test_attributes_beside_one_that_is_larger_than_a_heap_s_block_are_read(version: str) -> None:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=version) as file:
+        file.attrs["history"] = np.zeros(100_000, "i1")
+        for number in range(60):
+            file.attrs[f"attribute {number}"] = np.int32(number)
+
+    def numbers_of(root: Hdf5Group) -> list[float | None]:
+        return [root.number(f"attribute {number}") for number in range(60)]
+
+    assert read_hdf5(BytesSource(buffer.getvalue()), numbers_of) == list(range(60))
+
+
 def test_a_text_without_a_value_is_empty() -> None:
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
