@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from benchmarks.real_size import STRETCH, hrrr_index
-from benchmarks.store_server import etag_of
+from benchmarks.store_server import keep_etag
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.feed import ObjectEvent, topic_of
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
@@ -51,7 +51,7 @@ def make_objects(root: Path, dataset: str, units: int, *, day: date = DAY, real_
         path.parent.mkdir(parents=True, exist_ok=True)
         if real_size:
             _write_stretched(path, dataset, key, content)
-            etag = etag_of(path)
+            etag = keep_etag(path)
         else:
             path.write_bytes(content)
             etag = hashlib.md5(content, usedforsecurity=False).hexdigest()

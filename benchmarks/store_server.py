@@ -33,6 +33,7 @@ from kfm_dagster.demo.child_server import end_with_parent
 COUNTS = "/__counts"
 WHOLE_BYTES = 8 * 1024 * 1024
 """At most up to this size an ETag has the form of an MD5; a larger upload has parts (AWS CLI `multipart_threshold`)."""
+_ETAG = "user.etag"
 _END = b"\r\n\r\n"
 _TYPE = ("Content-Type", "binary/octet-stream")
 
@@ -62,10 +63,17 @@ CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFail
 def etag_of(path: Path) -> str:
     """Return a file's ETag without quotes, in the form of an MD5 or, if large, of parts.
 
-    The digest is that of name and size, because large objects are mostly holes, which should not be read.
+    A large object's digest is that of name and size, because it is mostly holes, which should not be read.
     """
     status = path.stat()
     return _etag(str(path), status.st_size, status.st_mtime_ns)
+
+
+def keep_etag(path: Path) -> str:
+    """Return a file's ETag, and keep it with the file: as S3, a server then answers it without reading the file."""
+    etag = etag_of(path)
+    os.setxattr(path, _ETAG, etag.encode())
+    return etag
 
 
 class Store:
@@ -240,7 +248,10 @@ def _etag(file: str, size: int, _changed_ns: int) -> str:
     if size > WHOLE_BYTES:
         digest = hashlib.md5(f"{Path(file).name} {size}".encode(), usedforsecurity=False).hexdigest()
         return f"{digest}-{-(-size // WHOLE_BYTES)}"
-    return hashlib.md5(Path(file).read_bytes(), usedforsecurity=False).hexdigest()
+    try:
+        return os.getxattr(file, _ETAG).decode()
+    except OSError:
+        return hashlib.md5(Path(file).read_bytes(), usedforsecurity=False).hexdigest()
 
 
 @lru_cache(maxsize=1000)
