@@ -62,7 +62,7 @@ class DeltaRunState:
                 next_step="pip install 'kfm-dagster[delta]', or choose another run-state store",
             ) from None
         self._branch = branch
-        self.location = f"{base.rstrip('/')}/{branch}/{FOLDER}"
+        self.location = f"{base}/{branch}/{FOLDER}"
         with _answering():
             deltalake.DeltaTable.create(self.location, SCHEMA, mode="ignore", name="run_state")
 

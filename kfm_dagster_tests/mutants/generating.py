@@ -41,9 +41,13 @@ UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
     (m.Lambda(body=m.Name("None")), "a callback without effect"),
     (m.Call(func=m.Name("cast") | m.Name("NewType") | m.Name("TypeVar")), "types are the type checker's"),
     (
-        m.Assign(targets=[m.AssignTarget(m.Name(m.MatchRegex("[A-Z].*[a-z].*")))], value=m.Subscript()),
+        m.Assign(
+            targets=[m.AssignTarget(m.Name(m.MatchRegex("[A-Z].*[a-z].*")))],
+            value=m.Subscript() | m.BinaryOperation(operator=m.BitOr()),
+        ),
         "the name of a type",
     ),
+    (m.Arg(keyword=m.Name("timeout"), value=m.Integer()), "seconds, of which one more or less changes nothing"),
     (m.Assign(targets=[m.AssignTarget(m.Name("__all__"))]), "names are the linter's"),
     (m.If(test=m.Name("TYPE_CHECKING")), "is false at run time"),
 ]

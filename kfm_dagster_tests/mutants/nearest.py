@@ -30,6 +30,8 @@ NEAREST = 8
 """Number of test modules in a mutant's first examination."""
 FURTHER = 16
 """Number of test modules in the second examination, for a mutant that survived the first."""
+FEW = 3
+"""Test modules that name a definition come first if there are at most so many."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
 """Folders whose tests do not test single rules: walks, drawings, measurements."""
 SLOW = {
@@ -163,6 +165,9 @@ class Tree:
         lines = self.product[file].splitlines()
         cases = POSTGRESQL if 0 < line <= len(lines) and _SERVER.search(lines[line - 1]) else SQLITE
         exceptions = [f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ())]
+        above = list(_DEFINED.finditer("\n".join(lines[:line])))
+        named = [test for test, words in self.words.items() if above and (above[-1][1] or above[-1][2]) in words]
+        exceptions += named if len(named) <= FEW else []
         listed = [row.test for row in self._rows if row.file == file]
         return self._choice([*self._named_by(listed), *self._of_modules([file])], cases, first=exceptions)
 

@@ -355,7 +355,12 @@ def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tm
 def test_looking_up_states_does_not_choose_a_store(database: Database, tmp_path: Path) -> None:
     looked_up_states(database, Settings.load(home=tmp_path, run_state=f"{tmp_path}/runs"))
     assert not (tmp_path / "runs").exists()
-    Setup(database, f"{tmp_path}/others").put(record())
+    mine = record()
+    Setup(database, f"{tmp_path}/others").put(mine)
+    chosen = looked_up_states(
+        database, Settings.load(home=tmp_path, run_state=f"{tmp_path}/others", lakefs_branch=mine.lakefs_branch)
+    )
+    assert chosen.get(mine.dataset_id, mine.run_id) == mine
 
 
 @pytest.mark.clause("RSP-07")

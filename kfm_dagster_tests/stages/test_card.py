@@ -66,7 +66,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("deadline: 10m", "deadline: 10m, retry_on: [E_DIM]", "line 10: retry_policy.retry_on", "blindly"),
         ("review: [E_DIM,", "review: [E_SYNC,", "the document", "E_SYNC is in human_review and in retry_policy"),
         ("G1..G3", "G1..G9", "line 6: transitions.0", "G1..G9 is not a range"),
-        ("G1..G3", "has_checkpoint", "line 6: transitions.0", "cannot depend on has_checkpoint"),
+        ("G1..G3", "has_checkpoint", "line 6: transitions.0", "on has_checkpoint, only on deps_succeeded;"),
         ("any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "consist of names, &&, ||, ! and matching"),
         ("from: failed", "from: succeeded", "line 9: transitions.3", "is not a transition"),
         ("from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),

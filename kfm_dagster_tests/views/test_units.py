@@ -109,6 +109,11 @@ def test_the_pages_have_all_matching_units_in_order_and_no_unit_twice(
             assert count_units(searched.pipeline, unit_filter) == UnitCount(units=len(expected), exact=True)
 
 
+def test_a_budget_is_exhausted_with_its_last_row() -> None:
+    assert [search.Budget(rows=2).spend(rows) for rows in (1, 2, 3)] == [False, True, True]
+    assert not search.Budget().spend(10**9)
+
+
 def test_a_count_stops_at_its_bound_and_is_inexact(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "MOST_COUNTED", 3)
     assert count_units(searched.pipeline, UnitFilter()) == UnitCount(units=3, exact=False)
