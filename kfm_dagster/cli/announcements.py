@@ -36,7 +36,7 @@ def announcements() -> None:
 def list_(*, as_json: bool) -> int:
     """List the subscriptions with their counts of sent events, waiting changes and failures.
 
-    Exit code 4 if a subscription is deferred, an event fails, or an event was given up.
+    Exit code 4 if sending to a subscription waits after an error, an event fails, or an event was given up.
 
     Example: kfm announcements list --json
     """

@@ -119,7 +119,7 @@ class KeyGrammarReader:
         return start, start
 
     def day_holding(self, day: date) -> date:
-        """Return the first day of the period (day, month or year) that a key of this UTC day states."""
+        """Return the first day of the period (day, month or year) in the keys of this UTC day's objects."""
         start = self.contract.storage.key_grammar.start
         if start == "event" or "%d" in start.format or "%j" in start.format:
             return day

@@ -24,7 +24,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""Only the module's name, because importing the module has an effect that only the process that forks runs needs."""
+"""Name of a module that reads the code's fingerprint at import; only the process from which runs fork imports it."""
 
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""

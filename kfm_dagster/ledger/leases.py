@@ -53,8 +53,9 @@ class Leases:
     def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
         """Extend a run's leases over units that it still holds; return the number of leases.
 
-        `attempts` maps each unit to the attempt of its claim. A worker must not renew the lease after a later attempt
-        of its run has claimed the units, because that attempt's worker then holds the lease, and may be dead.
+        `attempts` maps each unit to the attempt of its claim. A dataset's lease is renewed only while one of the units
+        is still claimed by this attempt. If a later attempt of the run has claimed them, the lease belongs to that
+        attempt's worker, and must expire if that worker is dead.
         """
         if not attempts:
             return 0

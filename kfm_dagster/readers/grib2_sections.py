@@ -374,7 +374,7 @@ def _probability(section: bytes) -> Probability:
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
     """Return generating process and role in an ensemble under ecCodes' key names."""
-    # Octets: process 4 before the time unit, type of ensemble or derived forecast 35, member 36.
+    # The generating process is 4 octets before the unit of time; octet 35 is the type, octet 36 the member's number.
     layout = _LAYOUTS.get(template)
     octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:

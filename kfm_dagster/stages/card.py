@@ -252,7 +252,8 @@ class StateMachine(Strict):
             raise ValueError(f"each transition once, but {twice[0]} is declared twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
         if needed:
-            raise ValueError(f"all transitions to an end; {needed[0][0]} > {needed[0][1]} is missing")
+            origin, to = needed[0]
+            raise ValueError(f"every transition except to {StageState.ROLLED_BACK}; {origin} > {to} is missing")
         return value
 
     @model_validator(mode="after")
@@ -341,7 +342,7 @@ class Card(BaseModel):
                 observed=f"no file {root / STATE_MACHINE}",
                 next_step="copy configs/ of this release, or unset the variable",
             )
-        # A file that the folder lacks is read from this release, so that the folder needs only changed files.
+        # Each of the other files is read from this release if the folder lacks it: the folder needs it only if changed.
         names = (STATE_MACHINE, REPLAY_PLAN, ALERTS)
         (machine, machine_file), (plan, plan_file), (alerts, alerts_file) = (text_in(root, name) for name in names)
         card = cls(

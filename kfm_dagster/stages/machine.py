@@ -1,7 +1,7 @@
 """The card's decisions: a stage's start and end, removed units, restrictions, audit lines.
 
-Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: the stored states (`store.py`),
-the audit's chain (`audit.py`), or the rules of the gates (`gates/`).
+Pure. Belongs here: the rules of the Pipeline Card Template, chapter 7, sections III and IX. Does not belong here: the
+stored states (`store.py`), the audit's chain (`audit.py`), or the rules of the gates (`gates/`).
 """
 
 from __future__ import annotations

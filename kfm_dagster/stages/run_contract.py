@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether this run has no unit left; a rerun of the node would then be refused."""
+            """Return whether this run claims no unit any more, so that the node has no work."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 

@@ -28,7 +28,7 @@ def test_peers_are_summarised_by_their_quartiles() -> None:
         ([9, 1], (2, 1, 9)),
         (range(1, 9), (8, 2, 7)),
         (range(1, 25), (24, 6, 19)),
-        # The quartiles stay if a quarter of the peers is truncated, and change if one more is.
+        # The quartiles stay if five of 24 peers are truncated; the lower one changes if six are.
         ([1] * 5 + [1000] * 19, (24, 1000, 1000)),
         ([1] * 6 + [1000] * 18, (24, 1, 1000)),
     ]:
@@ -38,7 +38,7 @@ def test_peers_are_summarised_by_their_quartiles() -> None:
 def test_the_expected_range_follows_from_the_factor_and_is_wider_if_peers_vary() -> None:
     for peers, factor, expected in [
         (PeerSizes(8, 1000, 1000), 2, (500, 2000)),
-        (PeerSizes(8, 1001, 1001), 2, (501, 2002)),  # rounded down from half a byte
+        (PeerSizes(8, 1001, 1001), 2, (501, 2002)),  # 500.5 is outside of the factor
         (PeerSizes(8, 1000, 1100), 1.5, (667, 1650)),
         # Peers that vary allow more than the factor: 3 interquartile ranges, in logarithms.
         (PeerSizes(8, 1000, 2000), 2, (125, 16_000)),

@@ -194,7 +194,7 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
-        # Split cuts repeat an elevation; the volume's own pattern takes precedence over its number.
+        # Split cuts repeat an elevation; recorded cuts take precedence over the pattern of the VCP's number.
         ({"nexrad:elevations": [0.483, 0.483, 0.879, 19.512], "nexrad:vcp": 212}, (0.483, 0.879, 19.512)),
         ({"nexrad:elevations": [1.8, 0.5, -0.2]}, (-0.2, 0.5, 1.8)),
         ({"nexrad:elevations": [], "nexrad:vcp": 32}, (0.5, 1.5, 2.5, 3.5, 4.5)),

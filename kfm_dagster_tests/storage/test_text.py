@@ -59,7 +59,7 @@ def test_a_text_over_its_limit_is_truncated_and_marked() -> None:
         assert storable("abcd", length) == kept
 
 
-def test_a_parameter_is_passed_unchanged_and_encoded_once() -> None:
+def test_a_parameter_is_passed_unchanged_or_is_encoded_once_as_text() -> None:
     for value, encoded in (
         (None, None),
         (True, True),

@@ -115,8 +115,8 @@ LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: apply
--- Compare-and-swap of a batch: returns a row for every Item that is still as its writer read it, and as the undo log
--- has kept it. A row that was withdrawn meanwhile is not revised.
+-- Compare-and-swap of a batch: returns a row for every Item that was written. An Item is written if it is new, or if
+-- its row is still the row that its writer read and that the undo log has stored.
 INSERT INTO catalog_items (
     collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer, revision,
     west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id
@@ -195,7 +195,8 @@ LEFT JOIN catalog_items AS item
 RETURNING item_id, promotion_id;
 
 -- name: rivals
--- Earlier promotions of Items, because a file left by an unfinished promotion is not the file of the previous Item.
+-- Promotions of these Items that replaced a version. A promotion that was not committed can have left its file in place
+-- of that version's file; before_sha256 is the hash of that version's file.
 SELECT item_id, after_sha256, before_promotion_id, before_revision, before_sha256
 FROM catalog_promotions
 WHERE collection_id = :collection_id AND before_revision IS NOT NULL
@@ -285,7 +286,8 @@ SELECT item_id, partition_key, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id;
 
 -- name: behind
--- Collections with changes for a follower that the preceding followers have, unless it is deferred or claimed there.
+-- Collections with changes that all preceding followers have and this follower lacks, without collections in which this
+-- follower is deferred or claimed.
 SELECT batch.value ->> 0 AS collection_id
 FROM @rows(:collections, batch)
 LEFT JOIN outbox AS place

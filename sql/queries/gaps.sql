@@ -133,6 +133,6 @@ SELECT dataset, product, classes FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);
 
 -- name: arrivals_by_lead
--- A product without leads is returned as a whole.
+-- For a product without leads, `classes` has the counts of all its objects; for others, `leads` has the counts by lead.
 SELECT dataset, product, CASE WHEN CAST(leads AS text) = '{}' THEN classes END AS classes, leads FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);

@@ -286,7 +286,7 @@ RETURNING older_wal_id;
 
 -- name: lacking_sidecars
 -- Units of these objects that were read, or are being read, without a sidecar, except for units with a pending or a
--- successful completion. A completion's version is the object's version followed by a blank.
+-- successful completion. A completion's version begins with the object's version and a blank.
 SELECT
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
@@ -312,8 +312,9 @@ WHERE
 ORDER BY wal_id;
 
 -- name: endless_volumes
--- The newest chunk of each unfinished volume that is over: a new chunk's volume if the radar has a later volume, and the
--- volume before it. A volume is finished by its E chunk or by a closing. Chunks in quarantine are ignored.
+-- For each new chunk, up to two volumes of its radar have ended: the volume before the chunk's own, and the chunk's own
+-- if the radar has a later one. Returns the newest chunk of each, unless the volume has its E chunk or a closing.
+-- Chunks in quarantine are ignored.
 WITH touched AS (
     SELECT
         fresh.dataset, fresh.extension ->> 'site' AS site, fresh.time_range_start AS began,
@@ -548,7 +549,8 @@ RETURNING @returned(
 
 -- name: fail_claims
 -- Claims of the named runs, or with an expired lease. Their units are due at once. If a unit cannot be requeued yet,
--- because its dataset is switched off, a later tick requeues it. A row locked by another transaction is not lost.
+-- because its dataset is switched off, a later tick requeues it. A claim whose row another transaction has locked is
+-- skipped: its worker is alive.
 UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     status = 'failed',
     last_error_code = :error_code,
