@@ -43,6 +43,12 @@ def printed_by(*command: str | Path, folder: Path | None = None, **variables: st
     return done.stdout
 
 
+def git(folder: Path, *arguments: str, **variables: str) -> str:
+    """Run git in a folder, with an author for its commits, and return its output."""
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    return printed_by("git", "-C", folder, *author, *arguments, **variables)
+
+
 @contextmanager
 def running(
     command: Sequence[str | Path],

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +84,17 @@ class Selection:
     base: str | None = None
     changed: frozenset[str] | None = None
     reason: str = ""
-    untouched: tuple[Walk, ...] = field(init=False)
-    repeats: bool = field(init=False)
-    """Whether the tests repeat on PostgreSQL."""
 
-    def __post_init__(self) -> None:
-        """Decide once which walks run."""
-        everything = self.changed is None
-        changed = self.changed or frozenset()
-        object.__setattr__(self, "untouched", () if everything else self._untouched(changed))
-        object.__setattr__(self, "repeats", everything or _below(changed, self.twins.paths))
+    @cached_property
+    def untouched(self) -> tuple[Walk, ...]:
+        """Return the walks that the run leaves out."""
+        changed = self.changed
+        return () if changed is None else tuple(walk for walk in self.walks if not walk.touched(changed))
 
-    def _untouched(self, changed: frozenset[str]) -> tuple[Walk, ...]:
-        return tuple(walk for walk in self.walks if not walk.touched(changed))
+    @cached_property
+    def repeats(self) -> bool:
+        """Return whether the tests repeat on PostgreSQL."""
+        return self.changed is None or _below(self.changed, self.twins.paths)
 
     def leaves_out(self, nodeid: str, nodeids: Collection[str]) -> bool:
         """Return whether this run leaves out a collected test."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from kfm_dagster_tests import change
 from kfm_dagster_tests.change import ROOT, base_commit, changed_paths
+from kfm_dagster_tests.programs import git
 from kfm_dagster_tests.selection import TESTS, Selection, Twins, Walk, load
 
 WALKS, TWINS = load()
@@ -70,11 +70,9 @@ def test_a_run_leaves_out_walks_and_repetitions_of_unchanged_paths(changed: set[
 
 def commit(root: Path, name: str, *, date: str) -> str:
     (root / name).write_text(name, encoding="utf-8")
-    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    for command in (["add", name], [*author, "commit", "-qm", name]):
-        environment = {"GIT_COMMITTER_DATE": date, "PATH": "/usr/bin:/bin"}
-        subprocess.run(["git", "-C", str(root), *command], check=True, env=environment)
-    return subprocess.check_output(["git", "-C", str(root), "rev-parse", "HEAD"], text=True).strip()
+    git(root, "add", name)
+    git(root, "commit", "-qm", name, GIT_COMMITTER_DATE=date)
+    return git(root, "rev-parse", "HEAD").strip()
 
 
 def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_named_commit(
@@ -82,7 +80,7 @@ def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_named_commit
 ) -> None:
     monkeypatch.delenv(change.VARIABLE, raising=False)
     assert base_commit(tmp_path) is None
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    git(tmp_path, "init", "-q")
     older = commit(tmp_path, "older", date="2025-01-01T00:00:00Z")
     base = commit(tmp_path, "base", date="2025-01-02T00:00:00Z")
     commit(tmp_path, "new", date=datetime.now(UTC).isoformat())

@@ -19,6 +19,7 @@ ANY_TEXT = {
     "sensitive_areas", "masking_salt", "console_tokens",
 }  # fmt: skip
 """Variables that accept any text; the named resource is checked when it is opened."""
+WRONG_DSNS = [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"]
 WRONG: dict[str, list[str]] = {
     "env": ["production", ""],
     "wal_dsn": [
@@ -31,9 +32,10 @@ WRONG: dict[str, list[str]] = {
         f"postgresql://kfm:pa@ss:{SECRET}@host/db",
     ],
     "first_day": ["", "yesterday", "20250101", "2025-02-30", "2025-01-01T00:00"],
-    "dagster_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
-    "retention_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
-    "stac_api_dsn": [f"sqlite:////{SECRET}.db", f"kfm:{SECRET}", f"postgresql://kfm:pa@{SECRET}@host/db"],
+    # Dagster itself reads this variable from the environment, so its driver must be named.
+    "dagster_dsn": [*WRONG_DSNS, "postgresql://kfm@host/db", "postgres://kfm@host/db"],
+    "retention_dsn": WRONG_DSNS,
+    "stac_api_dsn": WRONG_DSNS,
     "anonymous": ["perhaps"],
     "geoparquet": ["perhaps"],
     "allowed_hosts": ["https://kfm.example.org", "kfm.example.org:3001", "*"],
@@ -110,20 +112,11 @@ def test_a_wrong_value_gives_one_line_that_names_its_variable() -> None:
 def test_every_postgresql_url_has_our_driver() -> None:
     expected = "postgresql+psycopg2://kfm@host/db"
     for scheme in ("postgresql", "postgres", "postgresql+psycopg2"):
-        url = f"{scheme}://kfm@host/db"
-        with environment({"KFM_WAL_DSN": url}):
+        with environment({"KFM_WAL_DSN": f"{scheme}://kfm@host/db"}):
             assert Settings.load().database_url == expected
-        # Dagster itself reads KFM_DAGSTER_DSN, unchanged, from the environment.
-        with environment({"KFM_DAGSTER_DSN": url}):
-            if url == expected:
-                assert Settings.load().dagster_dsn == expected
-                continue
-            with pytest.raises(ConfigurationError, match="KFM_DAGSTER_DSN"):
-                Settings.load()
-    with environment({"KFM_WAL_DSN": "sqlite:////data/kfm.db"}):
+    with environment({"KFM_DAGSTER_DSN": expected, "KFM_WAL_DSN": "sqlite:////data/kfm.db"}):
+        assert Settings.load().dagster_dsn == expected
         assert Settings.load().database_url == "sqlite:////data/kfm.db"
-    with environment({"KFM_DAGSTER_DSN": "sqlite:////data/kfm.db"}), pytest.raises(ConfigurationError):
-        Settings.load()
 
 
 def test_the_branch_must_equal_the_branch_in_the_store_s_address() -> None:

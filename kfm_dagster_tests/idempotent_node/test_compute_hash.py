@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint, compute_content_hash, files_digest
+from kfm_dagster_tests.programs import git
 
 INPUTS = [
     {"uri": "s3://b/two", "size": 20, "etag": "e2"},
@@ -93,12 +93,6 @@ def test_a_change_of_any_member_changes_the_hash(entries: Any, params: Any, numb
     assert len(hashes) == len(variants)
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Create a repository with a package, its lockfile, and one commit."""
@@ -118,7 +112,7 @@ def test_a_clean_checkout_is_identified_by_its_commit_and_a_changed_one_by_its_f
     package, lock = checkout / "package", checkout / "lock"
     code_fingerprint.cache_clear()
     clean = code_fingerprint(package, lockfile=lock)
-    assert clean.code_sha == git(checkout, "rev-parse", "HEAD")
+    assert clean.code_sha == git(checkout, "rev-parse", "HEAD").strip()
     assert clean.lockfile_hash == sha256("a==1\n")
     (checkout / "README").write_text("read me again\n")
     code_fingerprint.cache_clear()
