@@ -10,17 +10,19 @@ import bz2
 import gzip
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kfm_dagster.readers import hdf5, hdf5_index, hdf5_messages
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
-from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen, Subject, chosen, structure_offsets
-from kfm_dagster_tests.readers.reading import header_of
+from kfm_dagster_tests.fuzz.specimens import Specimen, Subject, chosen, structure_offsets
+from kfm_dagster_tests.readers.nexrad_bytes import record_ends
+from kfm_dagster_tests.readers.reading import CONTRACTS, header_of
 
 MAX_CHANGES = 8
 LONGEST_SLICE = 4096
@@ -214,9 +216,10 @@ def gzipped(content: bytes, rng: random.Random) -> Opened | None:
 
 def ldm_record(content: bytes, rng: random.Random) -> Opened | None:
     """Unpack an LDM record of a volume or chunk; closing it renews the record's size."""
-    records = list(_records(content))
-    if not records:
+    first = _LDM_HEADER if content.startswith((b"AR2V", b"ARCHIVE2")) else 0
+    if content[first + 4 : first + 7] != b"BZh":
         return None
+    records = list(pairwise([first, *record_ends(content, first)]))
     start, end = rng.choice((records[0], records[-1], rng.choice(records)))
     with suppress(OSError, ValueError):
         inner = bz2.decompress(content[start + 4 : end])
@@ -229,16 +232,6 @@ def ldm_record(content: bytes, rng: random.Random) -> Opened | None:
 
         return inner, close
     return None
-
-
-def _records(content: bytes) -> Iterator[tuple[int, int]]:
-    start = _LDM_HEADER if content.startswith((b"AR2V", b"ARCHIVE2")) else 0
-    while content[start + 4 : start + 7] == b"BZh":
-        end = start + 4 + abs(int.from_bytes(content[start : start + 4], "big", signed=True))
-        if end > len(content):
-            return
-        yield start, end
-        start = end
 
 
 def level_3_blocks(content: bytes, rng: random.Random) -> Opened | None:

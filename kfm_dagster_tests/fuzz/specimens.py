@@ -18,7 +18,6 @@ from typing import Any
 import h5py
 
 from kfm_dagster.contracts.key_grammar import KeyKind
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.families import FAMILIES
 from kfm_dagster.demo.samples import cfs, gefs, gfs, ghcn, goes_abi, hrrr, naqfc, nbm, ndfd
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
@@ -45,9 +44,8 @@ from kfm_dagster.readers import (
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import MAX_BLOCKS
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
-from kfm_dagster_tests.readers.reading import index_of, match_of
+from kfm_dagster_tests.readers.reading import CONTRACTS, index_of, match_of
 
-CONTRACTS = ContractRegistry.load()
 DATA = [Path(__file__).resolve().parents[3] / "shared" / name for name in ("data", "nodd")]
 DAY = date(2025, 12, 3)
 INDEX = ".idx"

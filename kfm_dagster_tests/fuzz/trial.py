@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kfm_dagster.catalog.item import NoItemError
@@ -21,8 +23,8 @@ from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.base import BLOCK_BYTES, READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
-from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
-from kfm_dagster_tests.readers.reading import metadata_of, unit_of
+from kfm_dagster_tests.fuzz.specimens import INDEX, Subject
+from kfm_dagster_tests.readers.reading import CONTRACTS, metadata_of, unit_of
 
 CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
 """The maximum of requests, and of requested bytes, for a chunk index."""
@@ -230,10 +232,5 @@ def peak_memory() -> int:
 
 def _where(error: BaseException) -> str:
     """Return the innermost line and function of the package in the error's traceback."""
-    location, traceback = "", error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if "/kfm_dagster/" in code.co_filename:
-            location = f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}"
-        traceback = traceback.tb_next
-    return location
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/kfm_dagster/" in frame.filename]
+    return "".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours[-1:])

@@ -6,11 +6,11 @@ import bz2
 import struct
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 
 from pyproj import Geod
 
-from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
 from kfm_dagster_tests.readers.reading import code_of, header_of
 
@@ -33,8 +33,7 @@ def reach_m(metadata: HeaderMetadata) -> float:
     return Geod(ellps="WGS84").inv(properties["nexrad:longitude"], properties["nexrad:latitude"], *edge)[2]
 
 
-def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
-    return code_of(read, content, key)
+refusal = partial(code_of, read)
 
 
 def header(at: datetime = START, *, magic: bytes = b"AR2V0006.", icao: bytes = SITE.encode()) -> bytes:
@@ -58,9 +57,8 @@ def ldm(data: bytes, *, last: bool = False, level: int = 9) -> bytes:
     return struct.pack(">i", -len(packed) if last else len(packed)) + packed
 
 
-def record_ends(volume: bytes) -> Iterator[int]:
-    """Yield the offset at which each LDM record ends, including the last."""
-    offset = 24
+def record_ends(volume: bytes, offset: int = 24) -> Iterator[int]:
+    """Yield the offset at which each LDM record from `offset` on ends, including the last."""
     while offset < len(volume):
         offset += 4 + abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
         yield offset

@@ -143,6 +143,11 @@ def is_unchecked(result: Outcome) -> bool:
     return isinstance(result, HeaderMetadata) and codes(result) == [MetadataIssue.COMPLETENESS_UNCHECKED]
 
 
+def patched(content: bytes, at: int, value: bytes) -> bytes:
+    """Return the content with other bytes at an offset."""
+    return content[:at] + value + content[at + len(value) :]
+
+
 def rewritten(content: bytes, change: Change) -> bytes:
     """Return the file as changed by h5py."""
     buffer = io.BytesIO(content)

@@ -33,31 +33,20 @@ def test_a_cached_read_equals_a_direct_read_and_no_block_is_requested_twice(
     assert len(offsets) == len(set(offsets))
 
 
-def test_adjacent_blocks_are_read_in_one_request_without_blocks_that_were_read_before() -> None:
-    source = CountingSource(DATA)
-    cache = BlockCache(source, block_bytes=100)
-    cache.read(250, 10)
-    source.ranges.clear()
-    cache.read(50, 500)
-    assert source.ranges == [(0, 200), (300, 300)]
-    # The first block of a small object is requested alone.
-    source = CountingSource(DATA[:250])
-    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
-    assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
-    assert source.ranges == [(0, 100), (100, 200)]
-
-
-def test_the_last_blocks_are_read_in_one_request() -> None:
-    for reads, requests in (
-        ([(0, 10), (950, 1), (850, 1)], [(0, 100), (800, 300)]),
-        ([(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
-        ([(0, 10), (690, 20), (850, 1)], [(0, 100), (600, 200), (800, 300)]),
-        ([(790, 20)], [(700, 400)]),
+def test_adjacent_and_last_blocks_are_read_in_one_request_without_blocks_that_were_read_before() -> None:
+    for content, tail_blocks, reads, requests in (
+        (DATA, 0, [(250, 10), (50, 500)], [(200, 100), (0, 200), (300, 300)]),
+        (DATA, 3, [(0, 10), (950, 1), (850, 1)], [(0, 100), (800, 300)]),
+        (DATA, 3, [(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
+        (DATA, 3, [(0, 10), (690, 20), (850, 1)], [(0, 100), (600, 200), (800, 300)]),
+        (DATA, 3, [(790, 20)], [(700, 400)]),
+        # The first block of a small object is requested alone.
+        (DATA[:250], 3, [(0, 1), (240, 1), (100, 1)], [(0, 100), (100, 200)]),
     ):
-        source = CountingSource(DATA)
-        cache = BlockCache(source, block_bytes=100, tail_blocks=3)
+        source = CountingSource(content)
+        cache = BlockCache(source, block_bytes=100, tail_blocks=tail_blocks)
         for start, length in reads:
-            assert cache.read(start, length) == DATA[start : start + length]
+            assert cache.read(start, length) == content[start : start + length]
         assert source.ranges == requests
 
 

@@ -21,13 +21,8 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource
 VALID = datetime(2025, 12, 3, 6, 2, 39, tzinfo=UTC)
 KEY, SAMPLE = make_mrms(valid=VALID)
 MESSAGE = gzip.decompress(SAMPLE)
-
-
 read = partial(header_of, "grib2-gzip", key=KEY)
-
-
-def refusal(content: bytes) -> MetadataIssue:
-    return code_of(read, content)
+refusal = partial(code_of, read)
 
 
 def codes_of(*classes: tuple[int, str]) -> list[dict[str, Any]]:

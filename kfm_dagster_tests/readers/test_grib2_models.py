@@ -34,7 +34,7 @@ from kfm_dagster.readers.grib_index import read_index
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS
 from kfm_dagster_tests.readers import test_grib2, test_grib2_gzip
-from kfm_dagster_tests.readers.reading import match_of
+from kfm_dagster_tests.readers.reading import match_of, patched
 from kfm_dagster_tests.readers.test_grib2 import read
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
@@ -281,7 +281,7 @@ def test_a_field_without_a_readable_time_has_the_key_s_lead() -> None:
     content, _ = assembled_steps([at_hour(7)])
     at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
     for groups, expected in (({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])):
-        header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
+        header = test_grib2.read(patched(content, at + 2, struct.pack(">H", 99)), groups=groups)
         assert (times_of(header), header.properties.get("forecast:horizon")) == (
             expected,
             "PT12H" if groups else None,
@@ -296,7 +296,7 @@ def test_without_an_index_the_times_of_all_fields_of_each_message_are_used() -> 
     grid, product = other.index(GRID.section), other.index(GRID.section) + len(GRID.section)
     for begin in (grid, product):
         both = content[:-4] + other[begin:-4] + b"7777"
-        both = both[:8] + struct.pack(">Q", len(both)) + both[16:]
+        both = patched(both, 8, struct.pack(">Q", len(both)))
         header = test_grib2.read(both)
         assert times_and_horizon(header) == expected
         assert header.properties["grib:message-count"] == 1

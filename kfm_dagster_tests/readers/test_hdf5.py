@@ -18,7 +18,7 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3
 from kfm_dagster.readers.hdf5_index import tree_1_children
 from kfm_dagster.readers.hdf5_messages import FileBytes
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
-from kfm_dagster_tests.readers.reading import code_of
+from kfm_dagster_tests.readers.reading import code_of, patched
 
 
 def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
@@ -263,7 +263,7 @@ def test_filters_with_invalid_values_are_refused() -> None:
         assert read_hdf5(BytesSource(whole), _third_and_all)[0] == 3
         name, value = change
         at = whole.index(name) + len(name)
-        forged = whole[:at] + struct.pack("<I", value) + whole[at + 4 :]
+        forged = patched(whole, at, struct.pack("<I", value))
         try:
             with h5py.File(io.BytesIO(forged), "r") as file:
                 assert file["v"][3] != 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from kfm_dagster.readers import isd
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
 from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES
 from kfm_dagster.readers.text_lines import MAX_POSITIONS, READ_BYTES, STEP_BYTES
-from kfm_dagster_tests.readers.reading import code_of, header_of, match_of
+from kfm_dagster_tests.readers.reading import code_of, header_of, is_unchecked, match_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 STATION = Station(usaf="724580", wban="13984", latitude=39.55, longitude=-97.65, elevation_m=452, call_sign="KCNK")
@@ -31,16 +32,11 @@ def read(content: bytes | ByteSource, name: str = "724580-13984-2025") -> Header
     return header_of("isd", content, groups={"usaf": usaf, "wban": wban, "year": year})
 
 
-def refusal(content: bytes, name: str = "724580-13984-2025") -> MetadataIssue:
-    return code_of(read, content, name)
+refusal = partial(code_of, read)
 
 
 def packed(*reports: bytes) -> bytes:
     return gzip.compress(b"".join(reports), mtime=0)
-
-
-def is_complete(metadata: HeaderMetadata) -> bool:
-    return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in metadata.findings)
 
 
 # --- properties
@@ -191,7 +187,7 @@ def test_bytes_after_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused(
     name = b"x" * (FIRST_BYTES - len(SAMPLE) - 1) + b"\0"
     whole = SAMPLE[:3] + b"\x08" + SAMPLE[4:10] + name + SAMPLE[10:]
     assert len(whole) == FIRST_BYTES
-    assert is_complete(read(whole))
+    assert read(whole).findings == ()
     assert refusal(whole + SAMPLE) is MetadataIssue.UNREADABLE_FORMAT
     for offset in (-1, -5):
         broken = bytearray(SAMPLE)
@@ -216,7 +212,7 @@ def test_only_the_beginning_of_a_large_object_is_read_and_completeness_is_unchec
     for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
         source = CountingSource(content[:cut])
         metadata = read(source)
-        assert not is_complete(metadata)
+        assert is_unchecked(metadata)
         assert source.ranges[0] == (0, FIRST_BYTES)
         assert len(source.requests) == 1 + -(-(MAX_OBJECT_BYTES - FIRST_BYTES) // READ_BYTES)
         assert sum(source.requests) == MAX_OBJECT_BYTES
@@ -237,7 +233,7 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
         stored(report * (limit * STEP_BYTES // len(report) + 10)),
     ):
         metadata = read(content)
-        assert not is_complete(metadata)
+        assert is_unchecked(metadata)
         assert 0 < metadata.native["records"] * len(report) <= limit * STEP_BYTES
 
 
@@ -258,6 +254,6 @@ def test_samples_are_distinct_and_grow_from_day_to_day() -> None:
         assert metadata.native["records"] == before.native["records"] + 4
         station = sample_station(number)
         assert metadata.geometry["coordinates"] == (station.longitude, station.latitude)
-        assert is_complete(metadata)
+        assert metadata.findings == ()
     with pytest.raises(ValueError, match="more than"):
         next(isd_samples(DAY, 100_001))

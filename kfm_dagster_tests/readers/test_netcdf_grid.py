@@ -28,9 +28,7 @@ from kfm_dagster_tests.readers.reading import Change, code_of, deleted, header_o
 DAY = date(2025, 12, 3)
 read = partial(header_of, "netcdf-grid", key="grid.nc")
 
-
-def refusal(content: bytes, groups: Mapping[str, str] | None = None) -> MetadataIssue:
-    return code_of(read, content, groups=groups)
+refusal = partial(code_of, read)
 
 
 def grid(
@@ -359,7 +357,7 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
         assert refusal(rewritten(grid(libver="v108"), change)) is code
     # NetCDF-3, which no bucket has, and a key of another day.
     assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
-    assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
+    assert refusal(make_oisst(DAY)[1], groups={"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
 
 
 # --- projections and positions
@@ -537,7 +535,7 @@ def test_a_file_whose_key_has_a_run_is_described_as_a_forecast() -> None:
         ({"cycle": "15", "lead": "015"}, None, None),
     ):
         if reference is None:
-            assert refusal(content, groups | named) is MetadataIssue.TIME_MISMATCH
+            assert refusal(content, groups=groups | named) is MetadataIssue.TIME_MISMATCH
             continue
         properties = read(content, groups=groups | named).properties
         assert (properties["forecast:reference_datetime"], properties["forecast:horizon"]) == (reference, horizon)

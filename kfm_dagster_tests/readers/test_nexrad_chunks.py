@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_messages import MAX_RECORD_BYTES
 from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1, reach_m, read
-from kfm_dagster_tests.readers.reading import code_of, header_of
+from kfm_dagster_tests.readers.reading import code_of, header_of, patched
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 FOLDER = "objects/unidata-nexrad-level2-chunks/KLOT/901/"
@@ -34,8 +35,7 @@ def read_chunk(key: str, content: bytes | ByteSource, *, closed: bool = False, *
     return header_of("nexrad-chunk", content, key=key, groups=match.groupdict() | groups, closed=closed)
 
 
-def chunk_refusal(key: str, content: bytes, **groups: str) -> MetadataIssue:
-    return code_of(read_chunk, key, content, **groups)
+chunk_refusal = partial(code_of, read_chunk)
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +146,8 @@ def test_every_chunk_of_a_tdwr_has_a_tdwr_s_properties() -> None:
 
 def with_last_status(content: bytes, status: int) -> bytes:
     """Return the chunk with another status of its last radial."""
-    data = bytearray(bz2.decompress(content[4:]))
-    data[data.rfind(SITE.encode()) + 21] = status
-    return ldm(bytes(data), last=True)
+    data = bz2.decompress(content[4:])
+    return ldm(patched(data, data.rfind(SITE.encode()) + 21, bytes((status,))), last=True)
 
 
 @pytest.mark.clause("OPR-20")
@@ -219,11 +218,10 @@ def test_radials_of_type_1_are_read_and_end_no_earlier_than_their_volume_begins(
 @pytest.mark.clause("OPR-15")
 def test_radials_that_end_before_they_begin_are_a_time_mismatch(middle: tuple[str, bytes]) -> None:
     key, content = middle
-    data = bytearray(bz2.decompress(content[4:]))
-    offset = data.rfind(SITE.encode())
+    data = bz2.decompress(content[4:])
     day, milliseconds = clock(START - timedelta(seconds=1))
-    data[offset + 4 : offset + 10] = struct.pack(">IH", milliseconds, day)
-    assert chunk_refusal(key, ldm(bytes(data))) is MetadataIssue.TIME_MISMATCH
+    earlier = patched(data, data.rfind(SITE.encode()) + 4, struct.pack(">IH", milliseconds, day))
+    assert chunk_refusal(key, ldm(earlier)) is MetadataIssue.TIME_MISMATCH
 
 
 @pytest.mark.clause("OPR-06")
@@ -232,8 +230,8 @@ def test_a_chunk_of_another_radar_is_a_platform_mismatch(samples: Mapping[str, b
         assert chunk_refusal(key, content, site="KTWX") is MetadataIssue.PLATFORM_MISMATCH
     key, content = list(samples.items())[1]
     data = bz2.decompress(content[4:])
-    offset = data.rfind(SITE.encode())
-    assert chunk_refusal(key, ldm(data[:offset] + b"KTWX" + data[offset + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
+    renamed = patched(data, data.rfind(SITE.encode()), b"KTWX")
+    assert chunk_refusal(key, ldm(renamed)) is MetadataIssue.PLATFORM_MISMATCH
 
 
 def test_the_first_chunk_of_an_unknown_site_has_no_geolocation_but_the_next_chunk_has_one(

@@ -25,6 +25,7 @@ from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds
 from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES
 from kfm_dagster.readers.nexrad_radar import TDWR, site_named, sites
+from kfm_dagster_tests.readers import reading
 from kfm_dagster_tests.readers.reading import TRUNCATION_CODES, Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, real_objects
 
@@ -42,8 +43,7 @@ def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:
 
 def patched(content: bytes, offset: int, layout: str, *values: int) -> bytes:
     """Return the content with other values at an offset of the message."""
-    packed = struct.pack(">" + layout, *values)
-    return content[: HEAD + offset] + packed + content[HEAD + offset + len(packed) :]
+    return reading.patched(content, HEAD + offset, struct.pack(">" + layout, *values))
 
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180), radius_m=st.floats(1_000, 460_000))

@@ -12,12 +12,10 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.ranges import BytesSource
-
-CONTRACTS = ContractRegistry.load()
+from kfm_dagster_tests.readers.reading import CONTRACTS, header_of, match_of
 
 DEGREES, SECONDS = "degree", "second"
 
@@ -94,6 +92,15 @@ def seconds(name: str, actual: datetime, expected: datetime, *, within: float = 
     return Compared(name=name, actual=actual, expected=expected, within=within, unit=SECONDS)
 
 
+def times(
+    metadata: HeaderMetadata, start: datetime, end: datetime, moment: datetime, *, within: float = 0.0
+) -> Iterator[Compared]:
+    """Compare an Item's start, end and datetime."""
+    yield seconds("start", metadata.start, start, within=within)
+    yield seconds("end", metadata.end, end, within=within)
+    yield seconds("datetime", metadata.datetime, moment, within=within)
+
+
 def _folded(difference: float, turn: float) -> float:
     return difference if turn == math.inf else (difference + turn / 2) % turn - turn / 2
 
@@ -117,18 +124,10 @@ class RealObject:
 
     def read(self, source: BytesSource) -> HeaderMetadata:
         """Read the object's metadata. Raises ReadError."""
-        request = ReadRequest(
-            key=self.key,
-            groups=self.groups,
-            source=source,
-            sidecar=self._sidecar,
-            has_sidecars=self.contract is None or bool(self.contract.storage.sidecars),
-        )
-        return READERS[self.reader](request)
-
-    def _sidecar(self, suffix: str) -> BytesSource | None:
-        file = self.beside and self.beside.with_name(self.beside.name + suffix)
-        return BytesSource(file.read_bytes()) if file and file.is_file() else None
+        has_sidecars = self.contract is None or bool(self.contract.storage.sidecars)
+        file = self.beside and self.beside.with_name(f"{self.beside.name}.idx")
+        index = file.read_bytes() if file and file.is_file() else None
+        return header_of(self.reader, source, key=self.key, groups=self.groups, index=index, has_sidecars=has_sidecars)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +231,8 @@ def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | Non
     route = CONTRACTS.route(bucket=bucket, key=key) if top == "objects" else None
     contract = route.contract if route is not None and route.kind is KeyKind.DATA else None
     if contract is not None:
-        match = CONTRACTS.grammars[contract.id].match(key)
         reader = contract.metadata_extract.reader
-        opened: Opened | None = key, match.groups, content
+        opened: Opened | None = key, match_of(contract.id, key).groups, content
     else:
         reader = family.reader
         opened = family.open_file(path, content, expected) if family.open_file else None

@@ -8,16 +8,14 @@ from datetime import UTC, datetime
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata
-from kfm_dagster_tests.readers.truth.comparison import Compared, RealObject, compares, degrees, leaves, same, seconds
+from kfm_dagster_tests.readers.truth.comparison import Compared, RealObject, compares, degrees, leaves, same, times
 
 
 @compares("ghcnh", reader="ghcn-hourly")
 def ghcn_hourly(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     expected, native, properties = real.expected, metadata.native, metadata.properties
     first, last = (datetime.fromisoformat(expected[side]) for side in ("first", "last"))
-    yield seconds("start", metadata.start, first, within=0)
-    yield seconds("end", metadata.end, last, within=0)
-    yield seconds("datetime", metadata.datetime, first, within=0)
+    yield from times(metadata, first, last, first)
     latitude, longitude = expected["positions"][-1]
     yield degrees("bbox", bounding_box(metadata.geometry), (longitude, latitude, longitude, latitude))
     positions = [[position["latitude"], position["longitude"]] for position in properties["ghcn:positions"]]
@@ -42,9 +40,7 @@ def ghcn_hourly(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared
 def ghcn_daily(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     expected, native, properties = real.expected, metadata.native, metadata.properties
     first, last = (datetime.strptime(expected[side], "%Y%m%d").replace(tzinfo=UTC) for side in ("first", "last"))
-    yield seconds("start", metadata.start, first, within=0)
-    yield seconds("end", metadata.end, last, within=0)
-    yield seconds("datetime", metadata.datetime, first, within=0)
+    yield from times(metadata, first, last, first)
     # A Parquet object has its element only in the key.
     elements = expected.get("elements", {real.groups.get("element"): expected["rows"]})
     yield from leaves("elements", native["elements"], elements)

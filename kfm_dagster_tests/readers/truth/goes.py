@@ -25,7 +25,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
     leaves,
     near,
     same,
-    seconds,
+    times,
 )
 
 NOT_READ = {
@@ -83,8 +83,8 @@ def goes_abi(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     expected, properties = real.expected, metadata.properties
     attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
     yield from native_values(metadata.native, expected)
-    yield seconds("start", metadata.start, datetime.fromisoformat(attrs["time_coverage_start"]), within=0)
-    yield seconds("end", metadata.end, datetime.fromisoformat(attrs["time_coverage_end"]), within=0)
+    start, end = (datetime.fromisoformat(attrs[f"time_coverage_{name}"]) for name in ("start", "end"))
+    yield from times(metadata, start, end, start)
     stated = [round(extent[f"geospatial_{side}"], 6) for side in SIDES]
     yield degrees("bbox", bounding_box(metadata.geometry), _box_of_edges(expected))
     for name, value in (
@@ -201,10 +201,8 @@ def goes_glm(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
             name: described(file[name]) for name in file if name.startswith(OF_LISTS) and file[name].ndim
         }
     yield from leaves("native", native, reference)
-    times = {name: datetime.fromisoformat(attributes[f"time_coverage_{name}"]) for name in ("start", "end")}
-    yield seconds("start", metadata.start, times["start"], within=0)
-    yield seconds("end", metadata.end, times["end"], within=0)
-    yield seconds("datetime", metadata.datetime, times["start"], within=0)
+    start, end = (datetime.fromisoformat(attributes[f"time_coverage_{name}"]) for name in ("start", "end"))
+    yield from times(metadata, start, end, start)
     (north, south), (west, east) = expected["lat_field_of_view_bounds"], expected["lon_field_of_view_bounds"]
     west, east = ((edge + 180) % 360 - 180 for edge in (west, east))
     yield degrees("bbox", bounding_box(metadata.geometry), (west, south, east, north))

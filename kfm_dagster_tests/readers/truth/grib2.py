@@ -25,6 +25,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
     near,
     same,
     seconds,
+    times,
 )
 
 SAME_NAME = ("edition", "offset", "length", "discipline", "centre", "subCentre", "dataDate", "dataTime",
@@ -39,7 +40,6 @@ OTHER_NAME = {
 }
 ORIGIN = ("generatingProcessIdentifier", "typeOfEnsembleForecast", "perturbationNumber", "derivedForecast")
 EXACT = 1e-9
-TIMES = ("start", "end", "datetime")
 ROTATED = 1e-5
 """Degrees; ecCodes rounds positions of rotated grids to microdegrees."""
 CENTRE = {"latitudeOfLastGridPointInDegrees", "longitudeOfLastGridPointInDegrees"}
@@ -114,9 +114,7 @@ def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     box = bounding_box(metadata.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield from _box("bbox", box, answers["grids"][field["gridSha"]])
-    times = times_of(answers["fields"], real.key if real.groups else "")
-    for name, moment, expected in zip(TIMES, (metadata.start, metadata.end, metadata.datetime), times, strict=True):
-        yield seconds(name, moment, expected, within=0)
+    yield from times(metadata, *times_of(answers["fields"], real.key if real.groups else ""))
     run = metadata.properties.get("forecast:reference_datetime", field["refTime"])
     yield seconds("run", datetime.fromisoformat(run), datetime.fromisoformat(field["refTime"]), within=0)
     if dimensions := metadata.properties.get("cube:dimensions"):

@@ -10,8 +10,8 @@ from typing import Any
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
+from kfm_dagster_tests.readers.reading import match_of
 from kfm_dagster_tests.readers.truth.comparison import (
-    CONTRACTS,
     Compared,
     Opened,
     RealObject,
@@ -19,7 +19,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
     degrees,
     leaves,
     same,
-    seconds,
+    times,
 )
 
 
@@ -27,9 +27,7 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
     """Open an unpacked station-year, gzipped as in NODD."""
     name = Path(path).name
     key = f"data/{name.rpartition('-')[2]}/{name}.gz"
-    match = CONTRACTS.grammars["surface-obs"].match(key)
-    assert match is not None, key
-    return key, match.groups, gzip.compress(content, mtime=0)
+    return key, match_of("surface-obs", key).groups, gzip.compress(content, mtime=0)
 
 
 @compares("isd", reader="isd", open_file=open_file)
@@ -55,9 +53,7 @@ def isd(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     stated = {**expected, "first": first, "last": last, "report_types": kinds}
     yield same("isd:call-signs", stated.pop("call_sign") in signs, True)
     yield from leaves("values", values, stated)
-    yield seconds("start", metadata.start, first, within=0)
-    yield seconds("end", metadata.end, last, within=0)
-    yield seconds("datetime", metadata.datetime, first, within=0)
+    yield from times(metadata, first, last, first)
     yield same("geometry", metadata.geometry, {"type": "Point", "coordinates": position})
     yield degrees("bbox", bounding_box(metadata.geometry), (*position, *position))
     yield same("platform", properties["platform"], f"{expected['usaf']}-{expected['wban']}")

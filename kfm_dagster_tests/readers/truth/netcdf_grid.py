@@ -23,12 +23,13 @@ from kfm_dagster_tests.readers.truth.comparison import (
     near,
     same,
     seconds,
+    times,
 )
 
 
 def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
-    """Open a file without a contract, if it is NetCDF-4."""
-    return (path, {}, content) if content.startswith(b"\x89HDF") else None
+    """Open a file without a contract."""
+    return path, {}, content
 
 
 @compares("oisst", reader="netcdf-grid", open_file=open_file)
@@ -45,10 +46,9 @@ def netcdf_grid(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared
         yield same(name, [samples[min(samples)], samples[max(samples)]], expected[name])
         extent = properties["cube:dimensions"][name]["extent"]
         yield near(f"cube:dimensions.{name}.extent", extent, sorted(expected[name]), within=1e-9)
-    yield seconds("datetime", metadata.datetime, datetime.fromisoformat(expected["time"]).replace(tzinfo=UTC))
     attrs = expected["attrs"]
-    yield seconds("start", metadata.start, datetime.fromisoformat(attrs["time_coverage_start"]))
-    yield seconds("end", metadata.end, datetime.fromisoformat(attrs["time_coverage_end"]))
+    start, end = (datetime.fromisoformat(attrs[f"time_coverage_{name}"]) for name in ("start", "end"))
+    yield from times(metadata, start, end, datetime.fromisoformat(expected["time"]).replace(tzinfo=UTC), within=1)
     sides = [float(attrs[f"geospatial_{side}"]) for side in ("lon_min", "lat_min", "lon_max", "lat_max")]
     yield degrees("proj:bbox", properties["proj:bbox"], sides)
     # The file's longitudes from 0 to 360 are the whole globe.
@@ -77,14 +77,9 @@ PIXEL = {"cdr-seaice": 25_000.0, "nwm-retro-forcing": 1000.0}
 """Metres from cell to cell."""
 
 
-def open_netcdf(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
-    """Open a file without a contract."""
-    return path, {}, content
-
-
 @compares(
     "cdr-seaice", "nclimgrid-daily", "nclimgrid-monthly", "nwm", "nwm-retro-chrtout", "nwm-retro-forcing", "ofs",
-    reader="netcdf-grid", open_file=open_netcdf, refused=TIME_SLICES,
+    reader="netcdf-grid", open_file=open_file, refused=TIME_SLICES,
 )  # fmt: skip
 def cf_file(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     """Compare grids, curvilinear grids and points with netCDF4, and projections with PROJ."""

@@ -14,9 +14,8 @@ from pyproj import Geod
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.nexrad_radar import RANGE_M, sites
-from kfm_dagster_tests.readers.reading import header_of
+from kfm_dagster_tests.readers.reading import header_of, match_of
 from kfm_dagster_tests.readers.truth.comparison import (
-    CONTRACTS,
     Compared,
     Opened,
     RealObject,
@@ -25,6 +24,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
     near,
     same,
     seconds,
+    times,
 )
 
 PYART_MOMENTS = {
@@ -91,12 +91,10 @@ def of_site(properties: Mapping[str, Any]) -> Iterator[Compared]:
     yield near("nexrad:height-m of the site", properties["nexrad:height-m"], site.height_m, within=3)
 
 
-def disc(longitude: float, latitude: float) -> tuple[float, ...]:
-    """Return the box of a circle of the reader's range around the position by the independent reader."""
-    around = np.linspace(0, 360, 3601)
-    x, y, _ = Geod(ellps="WGS84").fwd(
-        *(np.full(3601, value) for value in (longitude, latitude)), around, np.full(3601, RANGE_M)
-    )
+def disc(longitude: float, latitude: float, metres: float = RANGE_M) -> tuple[float, ...]:
+    """Return the box of a circle, by default of the reader's range, around the independent reader's position."""
+    centre = [np.full(3601, value) for value in (longitude, latitude)]
+    x, y, _ = WGS84.fwd(*centre, np.linspace(0, 360, 3601), np.full(3601, metres))
     return float(x.min()), float(y.min()), float(x.max()), float(y.max())
 
 
@@ -174,9 +172,7 @@ def open_product(path: str, content: bytes, expected: Mapping[str, Any]) -> Open
     assert identifier is not None, path
     start = datetime.fromisoformat(expected["vol_time"]) if expected else FREE_TEXT_TIME
     key = f"{identifier[2].decode()}_{identifier[1].decode()}_{start:%Y_%m_%d_%H_%M_%S}"
-    match = CONTRACTS.grammars["nexrad-l3"].match(key)
-    assert match is not None, key
-    return key, match.groups, content
+    return key, match_of("nexrad-l3", key).groups, content
 
 
 @compares("nexrad-l3", reader="nexrad-level3", open_file=open_product)
@@ -213,12 +209,7 @@ def nexrad_level3(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compar
             yield same(name, values.get(name), value)
     # An accumulation has the time of its window, any other product the time of its volume.
     begin, end = (datetime.fromisoformat(expected.get(name, expected["vol_time"])) for name in WINDOW)
-    for name, moment, time in (
-        ("start", metadata.start, begin),
-        ("end", metadata.end, end),
-        ("datetime", metadata.datetime, end),
-    ):
-        yield seconds(name, moment, time, within=0)
+    yield from times(metadata, begin, end, end)
     generated = datetime.fromisoformat(properties["processing:datetime"])
     yield seconds("processing:datetime", generated, datetime.fromisoformat(expected["prod_time"]), within=0)
 
@@ -235,9 +226,7 @@ def _footprint(metadata: HeaderMetadata, expected: Mapping[str, Any]) -> Iterato
         longitude, latitude = expected["lon"], expected["lat"]
     metres = expected.get("max_range_km", 0) * 1000
     yield same("geometry.type", metadata.geometry["type"], "Polygon" if metres else "Point")
-    reach = [WGS84.fwd(longitude, latitude, azimuth / 10, metres)[:2] for azimuth in range(3600 if metres else 1)]
-    sides = [side(values) for side in (min, max) for values in zip(*reach, strict=True)]
-    yield degrees("bbox", box, sides)
+    yield degrees("bbox", box, disc(longitude, latitude, metres))
 
 
 def _parameters(description: Mapping[str, Any]) -> dict[str, Any]:
