@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from kfm_dagster_tests.simulation.exploring import explore
-from kfm_dagster_tests.simulation.history import DEFAULT_STEPS
 
 SHOWN = 5
 """Number of failing seeds that are printed with their last steps."""
@@ -18,16 +17,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds at least (default 100)")
     parser.add_argument("--steps", type=int, default=0, help="how many steps in all at least; more seeds are taken")
-    parser.add_argument("--faulty-steps", type=int, default=DEFAULT_STEPS, help="steps of a seed before its faults end")
-    parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    exploration = explore(
-        first=arguments.first,
-        seeds=arguments.seeds,
-        least_steps=arguments.steps,
-        steps=arguments.faulty_steps,
-        processes=arguments.processes,
-    )
+    exploration = explore(first=arguments.first, seeds=arguments.seeds, least_steps=arguments.steps)
     for outcome in exploration.broken[:SHOWN]:
         print(outcome)  # noqa: T201
     for event, times in sorted(exploration.happened.items()):

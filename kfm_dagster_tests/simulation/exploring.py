@@ -6,14 +6,14 @@ import logging
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from kfm_dagster_tests.simulation.history import DEFAULT_STEPS, Outcome, Simulation
+from kfm_dagster_tests.simulation.history import Outcome, Simulation
 
 CHUNK = 10
 """Seeds that a process simulates before it reports."""
+PROCESSES = 2
 
 
 @dataclass(kw_only=True)
@@ -50,8 +50,6 @@ def explore(
     first: int = 0,
     least_steps: int = 0,
     meeting: AbstractSet[str] = frozenset(),
-    steps: int = DEFAULT_STEPS,
-    processes: int = 2,
 ) -> Exploration:
     """Simulate `seeds` seeds, also after violations.
 
@@ -60,19 +58,14 @@ def explore(
     """
     exploration = Exploration()
     begun = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(processes, _prepare) as pool:
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, _prepare) as pool:
         beginning, count = first, seeds
         while count:
-            chunks = [
-                (range(start, min(start + CHUNK, beginning + count)), steps)
-                for start in range(beginning, beginning + count, CHUNK)
-            ]
-            for outcomes in pool.imap(_live_all, chunks):
-                for outcome in outcomes:
-                    exploration.add(outcome)
+            for outcome in pool.imap(_live, range(beginning, beginning + count), CHUNK):
+                exploration.add(outcome)
             beginning += count
             unmet = bool(meeting - exploration.happened.keys()) and exploration.seeds < 10 * seeds
-            count = CHUNK * processes if exploration.steps < least_steps or unmet else 0
+            count = CHUNK * PROCESSES if exploration.steps < least_steps or unmet else 0
     exploration.seconds = time.monotonic() - begun
     return exploration
 
@@ -87,6 +80,5 @@ def _prepare() -> None:
     _simulations.append(Simulation())
 
 
-def _live_all(chunk: tuple[Iterable[int], int]) -> list[Outcome]:
-    seeds, steps = chunk
-    return [_simulations[0].live(seed, steps=steps) for seed in seeds]
+def _live(seed: int) -> Outcome:
+    return _simulations[0].live(seed)

@@ -22,7 +22,7 @@ from kfm_dagster_tests.simulation.outside import Outside
 from kfm_dagster_tests.simulation.scheduling import Actor, Scheduler
 from kfm_dagster_tests.simulation.world import World, simulated_contracts
 
-DEFAULT_STEPS = 400
+FAULTY_STEPS = 400
 """Steps under faults; a unit needs about a hundred and fifty."""
 CALM_STEPS = 10_000
 """Steps without faults in which every unit must end: usually some hundreds, and some thousands if a dozen workers
@@ -75,7 +75,7 @@ class Simulation:
         self._registry: ContractRegistry = simulated_contracts()
         self._card = Card.load()
 
-    def live(self, seed: int, *, steps: int = DEFAULT_STEPS) -> Outcome:
+    def live(self, seed: int) -> Outcome:
         """Simulate a seed."""
         scheduler = Scheduler(seed)
         scheduler.faults = {**scheduler.faults, **self._faults}
@@ -87,7 +87,7 @@ class Simulation:
         failpoints.install(lambda failpoint, _: _reached(failpoint, scheduler, account))
         violation, detail = None, ""
         try:
-            _live(world, account, outside, steps, self._calm_steps)
+            _live(world, account, outside, self._calm_steps)
         except ViolationError as error:
             violation, detail = error.invariant, str(error)
         except Exception as error:  # every error is a violation
@@ -109,16 +109,16 @@ class Simulation:
         )
 
 
-def _live(world: World, account: Account, outside: Outside, steps: int, calm_steps: int) -> None:
+def _live(world: World, account: Account, outside: Outside, calm_steps: int) -> None:
     scheduler = world.scheduler
     scheduler.spawn("feed", world.feed.live, skew=scheduler.now - scheduler.now)
     world.spawn("messages", actors.sensor)
     world.spawn("ledger", actors.recovery)
     world.spawn("person", actors.person)
-    while scheduler.steps < steps:
+    while scheduler.steps < FAULTY_STEPS:
         scheduler.step()
     world.faulty, scheduler.faults = False, CALM
-    while scheduler.steps < steps + calm_steps and (
+    while scheduler.steps < FAULTY_STEPS + calm_steps and (
         _is_at_work(scheduler)
         or account.unfinished()
         or outside.missing()

@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
-import orjson
-
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import Retry
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import replay_history
-from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
 from kfm_dagster_tests.ledger.bench import LEGAL
 from kfm_dagster_tests.simulation.memory import rows
 from kfm_dagster_tests.simulation.scheduling import Actor
@@ -340,9 +337,7 @@ class Account:
 
     def lineage_is_read_once(self) -> None:
         """WAL-05, BEY-07: readers find every recorded event once, after any failure or crash."""
-        files = self.world.lineage_files.files
-        lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
-        published = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        published = self.world.lineage_files.events()
         failures = {event["run"]["runId"] for event in published if event["eventType"] == "FAIL"}
         events = Counter((event["run"]["runId"], event["eventType"]) for event in published)
         recorded = {

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
 from kfm_dagster_tests.simulation.feed import Version
 from kfm_dagster_tests.simulation.invariants import ViolationError
 from kfm_dagster_tests.simulation.world import World
@@ -33,9 +32,13 @@ class Outside:
     def finished(self) -> None:
         """Run the final checks, once the faults are over and every unit had time to end."""
         self.everything_is_linked_once()
-        self.nothing_is_missing()
-        self.every_item_has_its_lineage()
-        self.followers_show_the_current_items()
+        for invariant, differing in (
+            ("nothing_is_missing", self.missing()),
+            ("every_item_has_its_lineage", self.without_lineage()),
+            ("followers_show_the_current_items", self.not_followed()),
+        ):
+            if differing:
+                raise ViolationError(invariant, "; ".join(sorted(differing)))
 
     def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
         """Every Item has the content of a sound object, and the id that this object's key determines."""
@@ -45,13 +48,8 @@ class Outside:
             if version is None or not version.sound or version.item_id != document["id"]:
                 raise ViolationError("nothing_unexpected_is_published", f"{path} of {version}")
 
-    def nothing_is_missing(self) -> None:
-        """The catalog has the newest announced, sound and readable version, or a newer one."""
-        if missing := self.missing():
-            raise ViolationError("nothing_is_missing", "; ".join(missing))
-
     def missing(self) -> list[str]:
-        """Return the Items that are missing or older than a readable version."""
+        """Return the Items that are missing or older than an announced, sound and readable version."""
         due: dict[str, tuple[str, int]] = {}
         for version in self._world.feed.announced.values():
             if version.sound and self._world.feed.is_readable(version):
@@ -69,27 +67,15 @@ class Outside:
         if max(reached.values(), default=1) > 1 or not reached.keys() <= self._world.publisher.files.keys():
             raise ViolationError("everything_is_linked_once", str(reached))
 
-    def every_item_has_its_lineage(self) -> None:
-        """Each Item has lineage of a unit of its own object, published and not withdrawn."""
-        if orphans := self.without_lineage():
-            raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
-
-    def followers_show_the_current_items(self) -> None:
-        """A follower has exactly the catalog's Items, with equal content."""
-        if differing := self.not_followed():
-            raise ViolationError("followers_show_the_current_items", "; ".join(sorted(differing)))
-
     def not_followed(self) -> list[str]:
-        """Return the ids of Items that differ between a follower and the catalog."""
+        """Return the ids of Items that only a follower or only the catalog has, or that differ in content."""
         current = {(item["collection"], item["id"]): item for _, item in self._items()}
         shown = self._world.mirror.items
         return [f"{key}" for key in current.keys() | shown.keys() if current.get(key) != shown.get(key)]
 
     def without_lineage(self) -> list[str]:
-        """Return the paths of Items without current lineage."""
-        files = self._world.lineage_files.files
-        lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
-        events = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        """Return the paths of Items without lineage of their own object that is published and not withdrawn."""
+        events = self._world.lineage_files.events()
         withdrawn = {event["run"]["runId"] for event in events if event["eventType"] == "OTHER"}
         published: dict[str, set[str]] = defaultdict(set)
         for event in events:

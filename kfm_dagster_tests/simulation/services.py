@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
+from kfm_dagster.lineage.openlineage import JOB_NAMESPACE
 from kfm_dagster.notifications.messages import QueueRules, SendOutcome, SqsMessage
 from kfm_dagster.storage.publisher import PublishError
+from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
@@ -198,25 +201,17 @@ class SimulatedStore:
             raise AlreadyExistsError(path)
         self.files[path] = content
 
-    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> _Found:
+    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
         self._answer()
         if path not in self.files:
             raise NotFoundError(path)
-        return _Found(self.files[path])
+        return Fetched(meta={}, attributes={}, content=self.files[path])
 
     def _answer(self) -> None:
         if self._happens(Fault.STORE_SILENT):
             raise GenericError("simulated")
         if self._happens(Fault.STORE_REFUSES):
             raise PermissionDeniedError("simulated")
-
-
-@dataclass(frozen=True)
-class _Found:
-    content: bytes
-
-    def bytes(self) -> bytes:
-        return self.content
 
 
 class SimulatedLineageFiles:
@@ -235,6 +230,11 @@ class SimulatedLineageFiles:
 
     def read(self, href: str) -> bytes:
         return self.files[href]
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the published events of the package's own jobs."""
+        lines = [line for href, file in self.files.items() if href.endswith(".ndjson") for line in file.splitlines()]
+        return [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
 
 
 class SimulatedPublisher:

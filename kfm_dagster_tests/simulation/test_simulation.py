@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.simulation.exploring import explore
-from kfm_dagster_tests.simulation.history import Outcome, Simulation
+from kfm_dagster_tests.simulation.history import Simulation
 from kfm_dagster_tests.simulation.mutations import MUTATIONS, Mutation
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
@@ -72,18 +72,13 @@ def test_no_history_of_crashes_stalls_and_disorder_violates_an_invariant(
     assert not meeting - exploration.happened.keys()
 
 
-def broken_seeds(simulation: Simulation, *, first: int) -> Iterator[Outcome]:
-    """Yield the seeds that violate an invariant."""
-    outcomes = (simulation.live(seed) for seed in range(first, first + BOUND))
-    return (outcome for outcome in outcomes if outcome.violation)
-
-
 @pytest.mark.clause("WSM-19")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_each_mutation_is_detected_by_its_invariant(mutation: Mutation) -> None:
     simulation = Simulation(triggers=mutation.triggers, faults=mutation.under, calm_steps=CALM_STEPS)
     with mutation.applied():
-        broken = next(broken_seeds(simulation, first=mutation.first), None)
+        outcomes = map(simulation.live, range(mutation.first, mutation.first + BOUND))
+        broken = next((outcome for outcome in outcomes if outcome.violation), None)
     assert broken is not None, f"{BOUND} seeds do not detect the mutation"
     assert broken.violation == mutation.invariant, str(broken)
 
