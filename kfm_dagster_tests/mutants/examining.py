@@ -26,6 +26,8 @@ from pathlib import Path
 
 import yaml
 
+from kfm_dagster_tests.programs import git
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = Path(__file__).with_name("rules")
 """The list of rules: a YAML file for each folder of the product, and one for SQL."""
@@ -60,8 +62,9 @@ class StepResult(StrEnum):
 class Mutant:
     """A change of a text in `file`, below the root, and the test that must fail for it.
 
-    `required`: this mutant must be killed; of the others 90 %. `any_end`: import errors and dying processes also count
-    as killed, and the tests have a CPU limit. `further`: the tests of a second look, as arguments of pytest.
+    Every listed mutant must be killed, and 90 % of the `generated` ones. For a generated mutant, import errors and
+    dying processes also count as killed, and the tests have a CPU limit. `further`: the tests of a second look, as
+    arguments of pytest.
     """
 
     rule: str
@@ -69,8 +72,7 @@ class Mutant:
     old: str
     new: str
     test: str
-    required: bool = True
-    any_end: bool = False
+    generated: bool = False
     further: str = ""
 
     @property
@@ -109,8 +111,8 @@ def lost(root: Path, base: str) -> set[str]:
     depend on which of them is the base.
     """
     folder = str(RULES.relative_to(ROOT))
-    commits = [base, *_git(root, "rev-list", f"{base}..HEAD", "--", folder).split()]
-    lines = _git(root, "grep", "--no-color", "-h", "-E", "^- .*rule: ", *commits, "--", folder).splitlines()
+    commits = [base, *git(root, "rev-list", f"{base}..HEAD", "--", folder).split()]
+    lines = git(root, "grep", "--no-color", "-h", "-E", "^- .*rule: ", *commits, "--", folder).splitlines()
     before = {row["rule"] for line in set(lines) for row in _rows(line)}
     retired = _rows((root / RETIRED.relative_to(ROOT)).read_text(encoding="utf-8"))
     return before - {row.rule for row in load(root / RULES.relative_to(ROOT))} - {row["rule"] for row in retired}
@@ -119,10 +121,6 @@ def lost(root: Path, base: str) -> set[str]:
 def _rows(text: str) -> list[dict[str, str]]:
     # PyYAML's loader in C: its Python loader takes two seconds for the thousand lines of the list.
     return yaml.load(text, Loader=yaml.CSafeLoader) or []
-
-
-def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +169,13 @@ class Copy:
         path.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
             run = self._pytest(
-                ["-x", *mutant.arguments], timeout=timeout, seconds=cpu_seconds if mutant.any_end else None
+                ["-x", *mutant.arguments], timeout=timeout, seconds=cpu_seconds if mutant.generated else None
             )
         finally:
             path.write_text(original, encoding="utf-8")
         # A hanging test fails by pytest's timeout; a run beyond the time limit is perhaps only slow.
         ended_early = run.in_time and not run.whole and run.code != NO_TESTS
-        if run.code == TESTS_FAILED or (mutant.any_end and ended_early):
+        if run.code == TESTS_FAILED or (mutant.generated and ended_early):
             return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(run.failed))
         if run.whole and run.passed:
             return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
@@ -250,7 +248,7 @@ class Copy:
 @contextmanager
 def copied() -> Iterator[Copy]:
     """Yield a temporary copy of the checkout without the files that git ignores."""
-    listed = _git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory(prefix="kfm-mutants-", ignore_cleanup_errors=True) as folder:
         # In a subfolder, because tests look for the shared data next to the checkout.
         checkout = Path(folder) / "checkout"
@@ -266,16 +264,6 @@ def copied() -> Iterator[Copy]:
             yield copy
         finally:
             copy.close()
-
-
-def imported_from(copy: Copy) -> Path:
-    """Return the folder from which the tests of a copy import the package."""
-    command = [sys.executable, "-c", "import kfm_dagster; print(kfm_dagster.__file__)"]
-    environment = {**os.environ, "PYTHONPATH": str(copy.folder)}
-    done = subprocess.run(
-        command, cwd=copy.folder, env=environment, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-    )
-    return Path(done.stdout.strip()).parent
 
 
 def _function(test: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from mutmut.mutation.mutators import mutation_operators
 from kfm_dagster_tests.change import changed_paths
 from kfm_dagster_tests.mutants import nearest, sql
 from kfm_dagster_tests.mutants.examining import Mutant
+from kfm_dagster_tests.programs import git
 
 SHOWN = 60
 """Characters of a mutated text to show, beginning shortly before the difference."""
@@ -119,8 +119,7 @@ def _mutant(
         new=texts[1],
         test=choice.arguments(choice.tests),
         further=choice.arguments(choice.further),
-        required=False,
-        any_end=True,
+        generated=True,
     )
 
 
@@ -282,9 +281,8 @@ def changed_lines(root: Path, base: str) -> dict[str, set[int]]:
     A moved or indented line is not new.
     """
     files = set(mutated_files(root))
-    git = ["git", "-C", str(root)]
-    differing = ["diff", "-w", "-U0", "--no-color", "--no-ext-diff", "--no-prefix", base, "--", "kfm_dagster", "sql"]
-    diff = subprocess.run([*git, *differing], check=True, capture_output=True, text=True).stdout
+    form = ("-w", "-U0", "--no-color", "--no-ext-diff", "--no-prefix")
+    diff = git(root, "diff", *form, base, "--", "kfm_dagster", "sql")
     gone = Counter(line[1:].strip() for line in diff.splitlines() if re.match(r"-(?!-- )", line))
     new_lines: dict[str, set[int]] = defaultdict(set)
     file, number = "", 0
@@ -300,7 +298,7 @@ def changed_lines(root: Path, base: str) -> dict[str, set[int]]:
             else:
                 new_lines[file].add(number)
             number += 1
-    known = subprocess.run([*git, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout.split("\0")
+    known = git(root, "ls-files", "-z").split("\0")
     for file in (changed_paths(root, base) & files) - set(known):
         new_lines[file] = set(range(1, len((root / file).read_text(encoding="utf-8").splitlines()) + 1))
     return {file: lines for file, lines in new_lines.items() if file in files}

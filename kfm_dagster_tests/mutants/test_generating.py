@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from kfm_dagster_tests.mutants.examining import ROOT, Mutant
 from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, Tree, tree
+from kfm_dagster_tests.programs import git
 
 if TYPE_CHECKING:
     from kfm_dagster_tests.mutants.generating import Candidate
@@ -166,22 +166,18 @@ def test_folders_are_drawn_in_turn_and_each_line_once_before_any_line_twice(tmp_
 def test_only_lines_that_are_new_since_a_commit_are_mutated(tmp_path: Path) -> None:
     from kfm_dagster_tests.mutants.generating import candidates, changed_lines
 
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
     other = "kfm_dagster/stages/other.py"
     source(tmp_path, "a = 1\nb = 2\nc = 3\n")
     source(tmp_path, "d = 4\n", file=other)
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
     source(tmp_path, "def f():\n    a = 1\nb = 3\nb = 3\nc = 3\n")
     source(tmp_path, "d = 4\nb = 2\n", file=other)
     new = "sql/queries/untracked.sql"
     source(tmp_path, "b\nc\n", file=new)
     assert changed_lines(tmp_path, "HEAD") == {FILE: {1, 3, 4}, new: {1, 2}}
-    git("commit", "-qam", "second")
+    git(tmp_path, "commit", "-qam", "second")
     assert changed_lines(tmp_path, "HEAD") == {new: {1, 2}}
     assert changed_lines(tmp_path, "HEAD~1") == {FILE: {1, 3, 4}, new: {1, 2}}
     assert {candidate.line for candidate in candidates(tmp_path, FILE, {1, 3, 4})} == {3, 4}

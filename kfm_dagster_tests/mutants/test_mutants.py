@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +20,10 @@ from kfm_dagster_tests.mutants.examining import (
     Mutant,
     StepResult,
     copied,
-    imported_from,
     load,
     lost,
 )
+from kfm_dagster_tests.programs import git
 
 FAST = ("test_redaction.py", "test_python_", "stages/test_machine.py", "catalog/test_order.py")
 """Tests without a database."""
@@ -98,15 +97,11 @@ def test_a_rule_is_lost_if_it_is_neither_listed_nor_retired(tmp_path: Path) -> N
         rows = (f"- {{rule: {rule}, file: a, old: b, new: c, test: d}}\n" for rule in rules)
         (folder / "room.yaml").write_text("".join(rows), encoding="utf-8")
 
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     for rules in (("kept", "gone", "given up"), ("kept", "given up", "short-lived"), ("kept", "new")):
         listed(*rules)
-        git("add", ".")
-        git("commit", "-qm", "rules")
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", "rules")
     retired.write_text("- {rule: given up, reason: the product has no such thing}\n", encoding="utf-8")
     assert lost(tmp_path, "HEAD~2") == {"gone", "short-lived"}
     assert lost(tmp_path, "HEAD") == set()
@@ -114,7 +109,6 @@ def test_a_rule_is_lost_if_it_is_neither_listed_nor_retired(tmp_path: Path) -> N
 
 @pytest.mark.clause("BEY-17")
 def test_a_sample_of_the_mutants_is_killed(copy: Copy) -> None:
-    assert imported_from(copy) == copy.folder / "kfm_dagster"
     sample = random.Random(SEED).sample([row for row in load() if any(name in row.test for name in FAST)], 2)
     examined = [copy.examine(mutant) for mutant in sample]
     assert all(result.failed for result in examined)
@@ -126,10 +120,10 @@ def test_a_sample_of_the_mutants_is_killed(copy: Copy) -> None:
     [
         ({}, StepResult.SURVIVED),
         ({"test": f"{SMALL}::test_of_nothing"}, StepResult.BROKEN),
-        ({"test": f"{SMALL} -k test_of_nothing", "any_end": True}, StepResult.BROKEN),
+        ({"test": f"{SMALL} -k test_of_nothing", "generated": True}, StepResult.BROKEN),
         ({"new": BREAKING}, StepResult.BROKEN),
-        ({"new": BREAKING, "any_end": True}, StepResult.KILLED),
-        ({"new": "import os\nos._exit(0)", "any_end": True}, StepResult.KILLED),
+        ({"new": BREAKING, "generated": True}, StepResult.KILLED),
+        ({"new": "import os\nos._exit(0)", "generated": True}, StepResult.KILLED),
         ({"old": "a text that is not there"}, StepResult.BROKEN),
     ],
 )
@@ -160,7 +154,7 @@ def test_a_survivor_is_examined_a_second_time_by_its_further_tests(copy: Copy) -
 
 def test_a_hanging_test_is_killed_with_its_fork(copy: Copy) -> None:
     old = "from __future__ import annotations"
-    hanging = replace(HARMLESS, old=old, new="import time\ntime.sleep(600)", any_end=True)
+    hanging = replace(HARMLESS, old=old, new="import time\ntime.sleep(600)", generated=True)
     assert copy.examine(hanging, timeout=1).fate is StepResult.BROKEN
     assert copy.examine(HARMLESS).fate is StepResult.SURVIVED
 
