@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import atexit
 import gc
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-LATE = {
-    "jsonschema": 6, "kubernetes": 0.5, "libcst": 1, "playwright": 0.5, "pystac_client": 6,
-    "schemathesis": 2, "xradar": 2,
-}  # fmt: skip
-"""Packages that tests import inside functions, with the CPU seconds that each would cost a worker at collection."""
 LONGEST = [
     "docs/test_runbooks.py",
     "chaos/test_every_failpoint.py",
@@ -47,11 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"kfm_dagster_tests/order_plugin.py names missing modules: {gone}")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     gc.freeze()  # collected tests live to the end, so garbage collections need not scan them
     atexit.register(gc.unfreeze)
-    if session.config.getoption("--changed") and (early := sorted(LATE.keys() & sys.modules.keys())):
-        raise pytest.UsageError(f"a module of tests imports {', '.join(early)} at its top; every worker pays for it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
