@@ -9,8 +9,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-
-import pytest
+from pathlib import Path
 
 from kfm_dagster_tests.sources import PACKAGE, trees
 
@@ -108,26 +107,19 @@ def test_the_first_line_of_a_docstring_has_at_most_90_characters() -> None:
     assert [(path, line) for path, line in first_lines if len(line) > 90] == []
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Import all modules except the listed ones in an empty environment; return the effects."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+def test_importing_the_package_has_no_outside_effects(tmp_path: Path) -> None:
+    """Import all modules except the listed ones in an empty environment."""
     process = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_EVERYTHING],
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=folder,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
     assert process.returncode == 0, process.stderr
-    result: dict[str, list[str]] = json.loads(process.stdout.splitlines()[-1])
-    assert len(result["modules"]) > 80
-    assert list(folder.iterdir()) == []
-    return result
-
-
-@pytest.mark.parametrize("effect", ["sockets", "variables", "written"])
-def test_importing_the_package_has_no_outside_effects(effect: str, seen: dict[str, list[str]]) -> None:
-    assert seen[effect] == []
+    effects = json.loads(process.stdout.splitlines()[-1])
+    assert len(effects.pop("modules")) > 80
+    assert effects == {"sockets": [], "variables": [], "written": []}
+    assert list(tmp_path.iterdir()) == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,6 @@ from fault_injection.pathologies import pathologies
 from fault_injection.producer import Disorder, Producer, disordered
 from fault_injection.scenarios import Pathology, Version, play
 from kfm_dagster.contracts.envelope import CLOSED
-from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
@@ -118,25 +116,12 @@ def test_a_wrong_disorder_is_refused() -> None:
             Disorder(**wrong)
 
 
-@dataclass
-class Recorded:
-    """The part of a Feed that the producer uses."""
-
-    done: list[Any] = field(default_factory=list)
-
-    def announce(self, events: Iterable[ObjectEvent]) -> int:
-        self.done.append(list(events))
-        return len(self.done[-1])
-
-    def sleep(self, seconds: float) -> None:
-        self.done.append(seconds)
-
-
 def test_late_events_are_announced_after_the_pause() -> None:
     events = [item.event() for item in chain.volumes(12)]
     disorder = Disorder(seed=3, duplicate=0.5, late=0.3)
-    recorded = Recorded()
-    messages = Producer(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)
+    feed = Mock()
+    feed.announce.side_effect = len
+    messages = Producer(feed, disorder, sleep=feed.sleep).announce(events, late_by_seconds=90)
     timely, late = disordered(events, disorder)
-    assert recorded.done == [timely, 90, late]
+    assert feed.mock_calls == [call.announce(timely), call.sleep(90), call.announce(late)]
     assert messages == len(timely) + len(late) > len(events)
