@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.addresses import shown, without_secrets
-from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
@@ -33,6 +29,7 @@ from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, error_text, redact, redact
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.text import json_text, json_value, storable
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.integration.chain import StoredObject, announce, volumes
 from kfm_dagster_tests.sources import trees
 
@@ -318,23 +315,13 @@ def test_no_secret_is_shown_whatever_its_characters(secret: str, name: str) -> N
 @pytest.mark.clause("SEC-07")
 @pytest.mark.parametrize("dsn", DSNS)
 def test_an_unreachable_database_s_error_shows_no_secret(
-    dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    dsn: str, call: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(DatabaseUnavailableError) as refused:
         Database.open(dsn)
     monkeypatch.setenv("KFM_WAL_DSN", dsn)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit):
-        main(["wal", "list", "--json"])
-    texts = [
-        str(refused.value),
-        repr(refused.value),
-        out.getvalue(),
-        err.getvalue(),
-        repr(Settings.load()),
-        caplog.text,
-    ]
+    answer = call("wal", "list", "--json")
+    texts = [str(refused.value), repr(refused.value), answer.out, answer.err, repr(Settings.load()), caplog.text]
     assert "127.0.0.1" in texts[0]
     assert [text for text in texts if SECRET in text] == []
 

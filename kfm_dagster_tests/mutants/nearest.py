@@ -43,19 +43,14 @@ SLOW = {
 MARKS = "not deployment and not browser"
 """Excludes the cases that start a daemon or a browser."""
 EXCEPTIONS: dict[str, list[str]] = {
-    "kfm_dagster/failpoints.py": ["ledger/test_ledger_store.py"],
     "kfm_dagster/console/serving.py": ["cli/test_console_command.py"],
     "kfm_dagster/defs/run_storage.py": ["integration/test_lanes.py"],
     "kfm_dagster/defs/sensors.py": ["integration/test_scheduled_listing.py", "integration/test_sensors.py"],
-    "kfm_dagster/demo/run.py": ["demo/test_run.py"],
     "kfm_dagster/deployment/drain.py": ["deployment/test_deployment.py"],
     "kfm_dagster/deployment/local.py": ["deployment/test_deployment.py"],
     "kfm_dagster/exports/explanations/unit_history.py": ["cli/test_wal_issues.py", "cli/test_explain.py"],
     "kfm_dagster/ingest/chain.py": ["integration/test_run_rollback.py"],
-    "kfm_dagster/ingest/intake.py": ["integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_late_sidecar.py", "integration/test_kill_switch.py"],
-    "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
-    "kfm_dagster/retention.py": ["cli/test_retention_command.py"],
     "kfm_dagster/reading/reference_store.py": ["followers/virtual/test_clients.py"],
     "kfm_dagster/reading/xarray_engine.py": ["followers/virtual/test_clients.py"],
     "kfm_dagster/recovery/backfill/days.py": ["integration/test_backfill.py"],

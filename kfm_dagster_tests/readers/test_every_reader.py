@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, date, datetime
+from datetime import date
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
+from obstore.store import MemoryStore
 
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -34,7 +35,6 @@ from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.readers.base import READERS, ReadError
 from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import INDEX, MODELS, SUBJECTS, Specimen, structure_offsets
 from kfm_dagster_tests.readers.reading import (
     CONTRACTS,
@@ -191,33 +191,28 @@ LIMITS = {
 }
 
 
-class CountedBucket:
+class CountedBucket(MemoryStore):
     """A bucket that counts requests and bytes read."""
 
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
-        self._objects = objects
-        self.requests = 0
-        self.read_bytes = 0
+    requests = read_bytes = 0
 
-    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
+    def get(self, path: str, *, options: Any = None) -> Any:
         self.requests += 1
-        if path not in self._objects:
-            raise FileNotFoundError(path)
-        start, stop = (options or {}).get("range", (0, 0))
-        content = self._objects[path][start:stop]
-        self.read_bytes += len(content)
-        meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 4, tzinfo=UTC)}
-        return Fetched(meta=meta, attributes={}, content=content)
+        answer = super().get(path, options=options)
+        self.read_bytes += answer.range[1] - answer.range[0]
+        return answer
 
 
 def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     """Run integrity_check on an object, and then metadata_extract with the results."""
     contract = CONTRACTS[specimen.dataset]
-    index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
-    bucket = CountedBucket({specimen.key: specimen.content, **index})
+    bucket = CountedBucket()
+    stored = bucket.put(specimen.key, specimen.content)
+    if specimen.index is not None:
+        bucket.put(specimen.key + INDEX, specimen.index)
     objects = ObjectStores()
     cast("Any", objects)._store = lambda *_: bucket
-    described = {"object_version": "e", "object_size": len(specimen.content)}
+    described = {"object_version": str(stored["e_tag"]).strip('"'), "object_size": len(specimen.content)}
     unit = unit_of(specimen.dataset, specimen.key, bucket=contract.storage.buckets[0], **described)
     handle = objects.open(contract, unit.object_uri)
     first_bytes = READERS[contract.metadata_extract.reader].first_bytes
