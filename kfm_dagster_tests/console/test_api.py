@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -128,13 +129,9 @@ def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
 
 
 @pytest.mark.one_database
-def test_an_unavailable_database_is_a_problem_document(
-    api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: Any) -> None:
-        raise OperationalError("SELECT", {}, Exception("s3cr3t"))
-
-    monkeypatch.setattr(Database, "snapshot", gone)
+def test_an_unavailable_database_is_a_problem_document(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = OperationalError("SELECT", {}, Exception("s3cr3t"))
+    monkeypatch.setattr(Database, "snapshot", Mock(side_effect=gone))
     answer = api.get(f"{BASE}/units")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert "s3cr3t" not in answer.text
