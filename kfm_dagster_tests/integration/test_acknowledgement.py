@@ -100,25 +100,6 @@ def test_a_message_of_several_records_is_deleted_when_its_last_unit_is_terminal(
     assert pipeline.deliveries.counts()[DeliveryState.DELETED] == 1
 
 
-@pytest.mark.clause("WSM-10", "BEY-03")
-def test_a_redelivery_gives_a_pending_or_running_unit_no_second_attempt(
-    pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
-) -> None:
-    put(objects, volumes(1))
-    assert take(pipeline, deliver(0)).created == 1
-    assert take(pipeline, deliver(0, delivery=2)).known == 1
-    with pytest.raises(CrashError):
-        run_pending(pipeline, "run-1", dies_at=Failpoint(operator=MessageParse.operator, point="committed"))
-    [before] = traces.records(pipeline).values()
-    assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)
-
-    report = take(pipeline, deliver(0, delivery=3))
-    assert (report.created, report.requeued, report.known, report.work) == (0, 0, 1, frozenset())
-    assert not run_pending(pipeline, "run-2").envelopes
-    assert list(traces.records(pipeline).values()) == [before]
-    assert queue.deleted == []
-
-
 @pytest.mark.clause("WSM-10")
 def test_a_failed_unit_is_retried_when_its_message_is_redelivered(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]

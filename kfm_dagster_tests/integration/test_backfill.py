@@ -47,12 +47,9 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     assert_conserved,
     good,
-    missing,
     node,
-    notify,
     put,
     step,
-    volumes,
 )
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.moments import DeathError
@@ -221,7 +218,7 @@ def test_days_are_requested_in_order_each_for_all_datasets_together(pipeline: Pi
         listing = {(backfill.backfill_id, request.day)}
         assert ask(pipeline, listing=listing, later=3600).requests == ()
         for dataset in request.datasets:
-            _list(pipeline, backfill, dataset, request.day)
+            list_empty_day(pipeline, backfill.backfill_id, dataset, request.day)
         listing = set()
     assert requested == [(day, ("hrrr", DATASET)) for day in ("2025-02-27", "2025-02-28", "2025-03-01")]
     assert find_backfill(pipeline.database, backfill.backfill_id).state is ReplayState.RUNNING
@@ -230,10 +227,10 @@ def test_days_are_requested_in_order_each_for_all_datasets_together(pipeline: Pi
     assert ask(pipeline).reason == "no backfill is running"
 
 
-def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> None:
+def list_empty_day(pipeline: Pipeline, backfill_id: str, dataset: str, day: str) -> None:
     """List a day without objects."""
     with pipeline.database.transaction() as tx:
-        key = {"backfill_id": backfill.backfill_id, "dataset": dataset, "day": day}
+        key = {"backfill_id": backfill_id, "dataset": dataset, "day": day}
         assert tx.run("backfill.open_listing", key).one_or_none() is not None
         tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
 
@@ -301,7 +298,7 @@ def test_a_backfill_ends_when_no_bulk_unit_of_its_days_is_pending(pipeline: Pipe
         return find_backfill(pipeline.database, backfill.backfill_id).state is ReplayState.FINISHED
 
     assert ask(pipeline).requests != ()
-    _list(pipeline, backfill, DATASET, DAY.isoformat())
+    list_empty_day(pipeline, backfill.backfill_id, DATASET, DAY.isoformat())
     assert is_over() is False
     worked(failed)
     assert is_over() is False
@@ -342,7 +339,7 @@ def test_a_switched_off_dataset_waits_while_other_datasets_of_the_backfill_conti
     with pytest.raises(RefusedError, match=r"hrrr is switched off.*next: kfm resume hrrr"):
         start(pipeline, DAY, DAY, DATASET, "hrrr")
     assert days(ask(pipeline)) == [(DAY.isoformat(), (DATASET,))]
-    _list(pipeline, backfill, DATASET, DAY.isoformat())
+    list_empty_day(pipeline, backfill.backfill_id, DATASET, DAY.isoformat())
     report = ask(pipeline)
     assert (report.requests, "hrrr is switched off" in report.reason) == ((), True)
     pipeline.ledger.switches.release("hrrr", WHY)
@@ -450,7 +447,7 @@ def test_a_day_without_a_partition_does_not_delay_other_backfills(pipeline: Pipe
     assert request.day == DAY.isoformat()
 
 
-@pytest.mark.clause("OPR-27", "DAG-12")
+@pytest.mark.clause("OPR-27", "DAG-05", "DAG-12")
 @pytest.mark.parametrize(
     ("dataset", "samples", "begins", "neighbour"),
     [
@@ -500,33 +497,6 @@ def test_a_finished_listing_counts_objects_without_a_unit_by_reason(pipeline: Pi
         "key_grammar_mismatch": {"keys": 1, "first": folder + ".txt"},
         "known_neighbour": {"keys": 1, "first": folder + "_120000_V06_MDM"},
     }
-
-
-@pytest.mark.clause("DAG-05", "BEY-14")
-@pytest.mark.parametrize("retry_backoff_seconds", [3600])
-def test_sensors_and_runs_execute_a_backfill(face: Face, objects: Path) -> None:
-    """Before the backfill of two days, one object is ingested, and one unit failed because its object was missing."""
-    items = volumes(5)
-    put(objects, items)
-    notify(face.pipeline, items[0])
-    drain(face, "nodd_ledger")
-    (objects / items[1].bucket / items[1].key).unlink()
-    notify(face.pipeline, missing(items[1]))
-    drain(face, "nodd_ledger")
-    put(objects, items)
-    before = traces.records(face.pipeline)
-    assert {record.status for record in before.values()} == {Status.SUCCEEDED, Status.FAILED}
-
-    backfill = start(face.pipeline, DAY - timedelta(days=1), DAY)
-    drain(face, "nodd_due")
-    after = traces.records(face.pipeline)
-    assert {record.status for record in after.values()} == {Status.SUCCEEDED}
-    assert set(after) == {item.uri for item in items}
-    assert after[items[0].uri] == before[items[0].uri]
-    assert after[items[1].uri].replay_reason == "backfill"
-    assert [day.state for day in day_progress(face.pipeline.database, backfill.backfill_id)] == [DayState.LISTED] * 2
-    assert "no backfill is running" in face.tick("nodd_due").skip_message
-    assert find_backfill(face.pipeline.database, backfill.backfill_id).state is ReplayState.FINISHED
 
 
 def drain(face: Face, sensor: str) -> None:

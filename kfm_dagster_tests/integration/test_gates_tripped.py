@@ -36,7 +36,6 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, PARTITION, assert_conserved, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.integration.gating import alter_metadata, beyond_the_pole, change_contract, gates, under
-from kfm_dagster_tests.path.beams import changed
 from kfm_dagster_tests.transactions import own_tx
 
 JOB = "ingest_nexrad_l2"
@@ -187,7 +186,7 @@ def test_a_fault_of_the_whole_batch_quarantines_all_its_units(face: Face, object
 
 
 def a_short_index(arrival: PathArrival) -> PathArrival:
-    beam = changed(arrival.beams[0], n_eff=arrival.beams[0].n_eff[:-1])
+    beam = replace(arrival.beams[0], n_eff=arrival.beams[0].n_eff[:-1])
     return replace(arrival, beams=(beam, *arrival.beams[1:]))
 
 

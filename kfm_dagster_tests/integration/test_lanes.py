@@ -21,12 +21,11 @@ from kfm_dagster.ingest.nodes import ProvenanceEmit
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, announce, deliver, enqueue, put, volumes
-from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
+from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, deliver, enqueue, put, volumes
+from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.transactions import own_tx
 
 BULK_DAY = START.date().isoformat()
@@ -101,29 +100,6 @@ def test_a_live_message_is_ingested_before_the_bulk_units_of_a_busy_day(small_ru
 
     # No further bulk run is requested while the bulk share is used.
     assert [requested(face.tick("nodd_ledger")) for _ in range(2)] == [[], []]
-
-
-@pytest.mark.clause("BEY-14")
-def test_a_live_run_claims_no_bulk_units_of_its_day(face: Face) -> None:
-    deliver(face.pipeline, *volumes(1))
-    listed = [parsed(face, item.event()) for item in volumes(3)[1:]]
-    own_tx(face.pipeline.ledger).ensure(listed, lane=Lane.BULK)
-    face.tick("nodd_ledger")
-    live, bulk = face.tick("nodd_ledger").run_requests
-    assert claimed_units(face, live) == 1
-    assert claimed_units(face, bulk) == 2
-
-
-def parsed(face: Face, event: Any) -> Any:
-    """Return the unit that an event announces."""
-    message = announce([event], registry=face.pipeline.registry)
-    [unit] = parse_message(message, registry=face.pipeline.registry, queue="kfm-nodd-primary").envelopes
-    return unit
-
-
-def claimed_units(face: Face, request: dg.RunRequest) -> int:
-    """Launch a run; return the number of units that it claimed."""
-    return int(materialisations(face.launch(request))["envelopes"]["run_units"])
 
 
 @pytest.mark.clause("BEY-14")

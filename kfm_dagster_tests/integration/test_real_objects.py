@@ -83,10 +83,6 @@ def with_reference(
     ]
 
 
-def moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
 @pytest.mark.clause("BEY-03")
 def test_every_real_object_succeeds(ingested: Pipeline, items: Items, shared_data: Path) -> None:
     expected = {uri for uris in days_of(shared_data / "objects", ingested.registry).values() for uri in uris}
@@ -107,7 +103,7 @@ def test_an_item_has_the_values_of_its_reader(items: Items, shared_data: Path, r
         expected = orjson.loads(orjson.dumps(dict(header.properties), option=orjson.OPT_SERIALIZE_NUMPY))
         assert item["assets"]["data"].get("bands") == expected.pop("bands", None), entry["path"]
         assert {name: properties.get(name) for name in expected} == expected, entry["path"]
-        times = [moment(properties.get(name, properties["datetime"])) for name in TIMES]
+        times = [datetime.fromisoformat(properties.get(name, properties["datetime"])) for name in TIMES]
         assert times == [header.start, header.end, header.datetime], entry["path"]
         if header.geometry:
             assert item["bbox"] == pytest.approx(bounding_box(header.geometry), abs=MICRODEGREE), entry["path"]
@@ -147,15 +143,11 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         assert issues == expected
 
 
-@pytest.fixture(scope="module")
-def official(shared_data: Path) -> OfficialSchemas:
-    return OfficialSchemas(shared_data / "schemas" / "stac-extensions")
-
-
 @pytest.mark.clause("OPR-08")
 def test_every_document_is_valid_by_the_schemas_of_core_extensions_and_profile(
-    catalog: Path, official: OfficialSchemas, items: Items
+    catalog: Path, shared_data: Path, items: Items
 ) -> None:
+    official = OfficialSchemas(shared_data / "schemas" / "stac-extensions")
     assert_consistent(catalog)
     for name, document in walk(catalog).items():
         assert official.errors(document) == [], name
@@ -164,16 +156,6 @@ def test_every_document_is_valid_by_the_schemas_of_core_extensions_and_profile(
     assert official.checked >= {"projection", "file", "processing", "sat", "eo", "forecast"}
     boxes = [item["bbox"] for item in items.values() if "bbox" in item]
     assert sum(west > east for west, _, east, _ in boxes) == 6, "GOES-West and waves over the antimeridian"
-
-
-def test_each_item_refers_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
-    for uri, item in items.items():
-        record = own_tx(ingested.ledger).get(item["properties"]["kfm:wal_id"])
-        assert (record.object_uri, record.stac_item_id) == (uri, item["id"])
-        assert record.stac_collection_id == item["collection"] == contracts[record.dataset].stac.collection
-        assert item["properties"]["kfm:run_state"]["run_id"] == record.ingest_run_id
-        links = ingested.lineage.links_of(record.wal_id)
-        assert [link.state for link in links] == ["published", "published"]
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -23,6 +23,7 @@ from kfm_dagster_tests.databases import BOTH_DATABASES
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
 from kfm_dagster_tests.integration.face import Face, requested_datasets
+from kfm_dagster_tests.integration.test_backfill import list_empty_day
 from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "surface-obs"
@@ -52,10 +53,7 @@ def begin_due(pipeline: Pipeline) -> tuple[str, ...]:
 def listed(pipeline: Pipeline, backfill_id: str) -> None:
     """Let a backfill list its empty days and end."""
     for request in Backfills(pipeline).advance(listing=(), limit=9).requests:
-        with pipeline.database.transaction() as tx:
-            key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
-            assert tx.run("backfill.open_listing", key).one_or_none() is not None
-            tx.run("backfill.close_listing", key, at="2026-01-01T00:00:00.000000Z", left_out="{}")
+        list_empty_day(pipeline, request.backfill_id, DATASET, request.day)
     Backfills(pipeline).advance(listing=(), limit=9)
     assert find_backfill(pipeline.database, backfill_id).state is ReplayState.FINISHED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,11 +20,6 @@ def beam(elevation_deg: float = 0.5, *, profile: Profile | None = None, **option
     settings = {"antenna_height_m": 400.0, "range_m": 460_000.0, "splits_m": (2_000.0, 2_250.0), **options}
     (path,) = trace([elevation_deg], profile=profile or Exponential(n0=0), **settings)
     return path
-
-
-def changed(path: BeamPath, **fields: Any) -> BeamPath:
-    """Return the beam with other arrays."""
-    return dataclasses.replace(path, **fields)
 
 
 def in_time() -> TimeAligned:

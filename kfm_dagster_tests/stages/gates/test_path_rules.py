@@ -21,7 +21,7 @@ from kfm_dagster.stages.gates.path_rules import (
     path_dim_report,
 )
 from kfm_dagster.stages.gates.verdict import Gate
-from kfm_dagster_tests.path.beams import START, TAU, changed
+from kfm_dagster_tests.path.beams import START, TAU
 
 GOOD, BAD = WalId("good"), WalId("bad")
 
@@ -39,7 +39,7 @@ def test_g3_passes_computed_paths_and_names_the_unit_of_a_broken_path() -> None:
     beams = volume().beams
     passed = path_conventions({GOOD: beams})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G3, True, "0 faults in 5 paths")
-    broken = changed(beams[1], n_eff=beams[1].n_eff[:-1])
+    broken = replace(beams[1], n_eff=beams[1].n_eff[:-1])
     failed = path_conventions({GOOD: beams, BAD: [beams[0], broken]})
     assert (failed.units, failed.of_batch) == ({BAD}, False)
     assert "1.5 degrees: shapes differ" in failed.findings[0].what
