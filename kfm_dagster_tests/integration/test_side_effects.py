@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,19 +12,27 @@ from unittest.mock import Mock
 
 import pytest
 
+from kfm_dagster import failpoints
 from kfm_dagster.catalog import undo
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, ProvenanceEmit, StacRegister, operators
+from kfm_dagster.ingest.nodes import (
+    IntegrityCheck,
+    MessageParse,
+    MetadataExtract,
+    ProvenanceEmit,
+    Settle,
+    StacRegister,
+    operators,
+)
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.storage.publisher import Publisher, PublishError, Staged, open_publisher
+from kfm_dagster.storage.publisher import PublishError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -49,58 +55,24 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
-
-@dataclass
-class Recorder:
-    """The side effects in order, each with every unit's committed status at that time."""
-
-    pipeline: Pipeline | None = None
-    seen: list[tuple[str, dict[str, Status]]] = field(default_factory=list)
-
-    def note(self, effect: str) -> None:
-        # A separate connection sees only committed data.
-        self.seen.append((effect, {uri: record.status for uri, record in traces.records(self.pipeline).items()}))
-
-
-@dataclass
-class RecordedPublisher:
-    """A publisher of the catalog that records its calls."""
-
-    inner: Publisher
-    recorder: Recorder
-
-    def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        return self.inner.read(paths)
-
-    @contextmanager
-    def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
-        for path in files:
-            self.recorder.note(f"stage {path}")
-        with self.inner.staging(files) as staged:
-
-            def promote(paths: Sequence[str]) -> Mapping[str, PublishError]:
-                for path in paths:
-                    self.recorder.note(f"promote {path}")
-                return staged.promote(paths)
-
-            yield staged._replace(promote=promote)
+WRITES = {"catalog.stage.before", "catalog.promote.before", "lineage.publish.before"}
+"""The failpoints before a write of catalog or lineage."""
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Record catalog and lineage writes of every pipeline opened from now on."""
-    recorder_ = Recorder()
+def effects(pipeline: Pipeline) -> Iterator[list[tuple[str, dict[str, Status]]]]:
+    """Record the writes and each committed node's operator, with every unit's committed status at that time."""
+    recorded: list[tuple[str, dict[str, Status]]] = []
 
-    def recorded(files: LineageFiles, href: str, content: bytes) -> None:
-        recorder_.note(f"lineage publish {href}")
-        publish_lineage(files, href, content)
+    def note(failpoint: failpoints.Failpoint, labels: failpoints.Labels) -> None:
+        effect = labels["operator"] if failpoint is failpoints.Failpoint.STAGE_COMMITTED else failpoint.value
+        if effect in {*WRITES, *operators()}:
+            # A separate connection sees only committed data.
+            recorded.append((effect, {uri: record.status for uri, record in traces.records(pipeline).items()}))
 
-    publish_lineage = LineageFiles.publish
-    monkeypatch.setattr(
-        "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), recorder_)
-    )
-    monkeypatch.setattr(LineageFiles, "publish", recorded)
-    return recorder_
+    failpoints.install(note)
+    yield recorded
+    failpoints.install(None)
 
 
 OWN_SECTION = {
@@ -113,30 +85,25 @@ OWN_SECTION = {
 
 @pytest.mark.clause("WAL-02", "WAL-07", "BEY-03")
 def test_writes_happen_between_claim_and_final_status_and_a_node_changes_only_its_section(
-    recorder: Recorder, pipeline: Pipeline
+    effects: list[tuple[str, dict[str, Status]]], pipeline: Pipeline
 ) -> None:
-    recorder.pipeline = pipeline
     sound, gone, half = volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])
     deliver(pipeline, *sound, gone, half)
     rows: list[dict[str, Any]] = []
     outputs: dict[str, list[Envelope]] = {}
 
     def look(batch: StageBatch) -> None:
-        recorder.note(f"done {batch.state.dataset_id}")
         rows.append({uri: record.model_dump() for uri, record in traces.records(pipeline).items()})
         outputs[batch.state.dataset_id.split(".")[1]] = list(batch.envelopes)
 
     run_pending(pipeline, "run-1", seen=look)
 
-    effects = [effect for effect, _ in recorder.seen]
-    claimed, settled = effects.index("done nexrad-l2.message_parse"), effects.index("done nexrad-l2.settle")
-    writes = [(effect, statuses) for effect, statuses in recorder.seen if not effect.startswith("done")]
-    kinds = {" ".join(effect.split()[:-1]) for effect, _ in writes}
-    assert kinds == {"stage", "promote", "lineage publish"}
-    assert (claimed, settled) == (0, len(effects) - 1)
+    assert (effects[0][0], effects[-1][0]) == (MessageParse.operator, Settle.operator)
+    writes = [(effect, statuses) for effect, statuses in effects if effect in WRITES]
+    assert {effect for effect, _ in writes} == WRITES
     every_unit = {item.uri: Status.IN_PROGRESS for item in (*sound, gone, half)}
-    assert {effect: statuses for effect, statuses in writes if statuses != every_unit} == {}
-    final = recorder.seen[-1][1]
+    assert [write for write in writes if write[1] != every_unit] == []
+    final = effects[-1][1]
     assert [final[item.uri] for item in (*sound, gone, half)] == [Status.SUCCEEDED] * 2 + [Status.FAILED] * 2
     for item in sound:
         history = own_tx(pipeline.ledger).history(traces.records(pipeline)[item.uri].wal_id)
@@ -160,9 +127,8 @@ def test_writes_happen_between_claim_and_final_status_and_a_node_changes_only_it
 @pytest.mark.clause("WAL-02")
 @pytest.mark.parametrize("taken_by", ["no run", "another run"])
 def test_a_run_that_lost_its_claims_writes_nothing(
-    taken_by: str, recorder: Recorder, pipeline: Pipeline, objects: Path
+    taken_by: str, effects: list[tuple[str, dict[str, Status]]], pipeline: Pipeline, objects: Path
 ) -> None:
-    recorder.pipeline = pipeline
     put(objects, volumes(2))
     with pytest.raises(CrashError):
         run_chain(
@@ -176,7 +142,7 @@ def test_a_run_that_lost_its_claims_writes_nothing(
 
     late = run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "lost")
     assert late.state.validation_summary["lost"] == 2
-    assert recorder.seen == []
+    assert [effect for effect, _ in effects if effect in WRITES] == []
     assert traces.records(pipeline) == before
 
 
