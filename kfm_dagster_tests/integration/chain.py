@@ -311,9 +311,9 @@ def steps(
     return batch
 
 
-def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
+def work_until_done(pipeline: Pipeline) -> None:
     """Retry units, run pending ones and collect evidence, as the ledger's sensor does, until none is pending."""
-    for number in range(rounds):
+    for number in range(12):
         clock = pipeline.clock
         clock.forward(3600)
         own_tx(pipeline.ledger).retry_due(now=clock(), limit=LIMIT)
@@ -323,8 +323,8 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
             EvidenceCollector(pipeline).collect()
             return
         for entry in pending:
-            run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", source)
-    raise AssertionError(f"units are left after {rounds} rounds: {own_tx(pipeline.ledger).counts()}")
+            run_chain(pipeline, entry.dataset, entry.partition, f"round-{number}-{entry.partition}", Source.LEDGER)
+    raise AssertionError(f"units are left after 12 rounds: {own_tx(pipeline.ledger).counts()}")
 
 
 def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:

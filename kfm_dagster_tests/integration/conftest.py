@@ -14,6 +14,7 @@ from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.s3 import Fetched, S3Bucket
 from kfm_dagster_tests.clocks import locked
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.databases import migrated_sqlite
@@ -76,6 +77,33 @@ def instance() -> Iterator[dg.DagsterInstance]:
     """A Dagster instance in memory."""
     with dg.DagsterInstance.ephemeral() as ephemeral:
         yield ephemeral
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Record the path of each request to a store, and the size of its answer (0 for an error)."""
+    requests: list[tuple[str, int]] = []
+    get = S3Bucket.get
+
+    def recorded(store: S3Bucket, path: str, **options: Any) -> Fetched:
+        size = 0
+        try:
+            answer = get(store, path, **options)
+            size = len(answer.content)
+            return answer
+        finally:
+            requests.append((path, size))
+
+    monkeypatch.setattr(S3Bucket, "get", recorded)
+    return requests
+
+
+@pytest.fixture
+def dagster_home(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance on disk in the folder `dagster`, as re-executions, schedules and the worker's reports require."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield instance
 
 
 @pytest.fixture

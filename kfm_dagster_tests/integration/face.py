@@ -79,6 +79,11 @@ class Face:
         assert_conserved(self.pipeline)
         return tick_data
 
+    def tick_schedule(self, name: str, instance: dg.DagsterInstance) -> Any:
+        """Evaluate a schedule once; it needs an instance on disk."""
+        with dg.build_schedule_context(instance=instance, repository_def=self.repository) as context:
+            return self.repository.get_schedule_def(name).evaluate_tick(context)
+
     def launch(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult | None:
         """Execute a run request. Like the daemon, skip a known run_key; return None then."""
         if request.run_key in self.run_keys:

@@ -50,7 +50,6 @@ from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
 from kfm_dagster.storage.read_ahead import ReadAhead
-from kfm_dagster.storage.s3 import S3Bucket
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.clouds import emptied
 from kfm_dagster_tests.integration import traces
@@ -387,23 +386,9 @@ def s3(aws: EmbeddedCloud) -> Any:
     return emptied(aws).client("s3")
 
 
-@pytest.fixture
-def requested_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the requested keys in order."""
-    keys: list[str] = []
-    get = S3Bucket.get
-
-    def counted(bucket: S3Bucket, path: str, **options: Any) -> Any:
-        keys.append(path)
-        return get(bucket, path, **options)
-
-    monkeypatch.setattr(S3Bucket, "get", counted)
-    return keys
-
-
 @pytest.mark.parametrize("dataset", SAMPLES)
 def test_the_first_bytes_of_an_object_are_requested_once_and_give_the_metadata_of_a_local_file(
-    s3: Any, requested_keys: list[str], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Any, fetched: list[tuple[str, int]], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples, requests = SAMPLES[dataset]
     stored = [good(*sample) for sample in samples(DAY, UNITS)]
@@ -413,13 +398,13 @@ def test_the_first_bytes_of_an_object_are_requested_once_and_give_the_metadata_o
         s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.stored)
     remote = _metadata(tmp_path / "remote", None, dataset, stored)
     assert len(remote) == UNITS
-    assert set(Counter(key.removesuffix(".idx") for key in requested_keys).values()) == {requests}
+    assert set(Counter(path.removesuffix(".idx") for path, _ in fetched).values()) == {requests}
     put(tmp_path / "objects", stored)
     assert _metadata(tmp_path / "folder", tmp_path / "objects", dataset, stored) == remote
-    requested_keys.clear()
+    fetched.clear()
     monkeypatch.setattr(ReadAhead, "take", lambda *_: b"")
     assert _metadata(tmp_path / "again", None, dataset, stored) == remote
-    assert set(Counter(key.removesuffix(".idx") for key in requested_keys).values()) == {requests + 1}
+    assert set(Counter(path.removesuffix(".idx") for path, _ in fetched).values()) == {requests + 1}
 
 
 def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[StoredObject]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -21,7 +21,7 @@ from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.chain import FORCE_TAG, SKIPPED_TAG, daily_partitions
 from kfm_dagster.defs.jobs import INGEST_JOB, evidence_job
-from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource, open_pipeline
+from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError
 from kfm_dagster.exports.explanations.explanation import Explanations
@@ -29,12 +29,10 @@ from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, StacRegister, chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RelationalRunState
-from kfm_dagster.settings import Settings
 from kfm_dagster.stages import port
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.envelope_table import from_parquet
@@ -48,7 +46,6 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     PARTITION,
     CrashError,
-    FakeQueue,
     assert_conserved,
     deliver,
     missing,
@@ -76,23 +73,6 @@ def test_a_run_leaves_one_run_state_row_per_node_with_the_node_s_output(face: Fa
         assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
         assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {result.dagster_run.run_id}
-
-
-@pytest.fixture
-def persistent(
-    tmp_path: Path, objects: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[dg.DagsterInstance, Pipeline]]:
-    """An instance on disk, as re-execution requires, and the pipeline of its runs."""
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
-    monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
-    pipeline = open_pipeline(Settings.load(), SqsQueueResource())
-    hold_roots(pipeline.settings, pipeline.database)
-    (tmp_path / "dagster").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
-        yield instance, pipeline
-    pipeline.close()
-    open_pipeline.cache_clear()
 
 
 def execute(instance: dg.DagsterInstance, reexecution: dg.ReexecutionOptions | None = None) -> dg.JobExecutionResult:
@@ -124,9 +104,9 @@ def skipped(result: dg.JobExecutionResult) -> list[str]:
 
 @pytest.mark.clause("RSP-11", "DAG-07", "WAL-08", "BEY-03")
 def test_a_reexecution_from_failure_uses_the_id_and_the_claims_of_the_root_run(
-    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, dagster_home: dg.DagsterInstance, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance, pipeline = persistent
+    instance, pipeline = dagster_home, face.pipeline
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
         patch.setattr(Catalog, "register", Mock(side_effect=CrashError))
@@ -155,9 +135,9 @@ def test_a_reexecution_from_failure_uses_the_id_and_the_claims_of_the_root_run(
 
 @pytest.mark.clause("DAG-07", "PCS-03", "PCS-06")
 def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_ingests_its_units(
-    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, dagster_home: dg.DagsterInstance, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance, pipeline = persistent
+    instance, pipeline = dagster_home, face.pipeline
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -185,9 +165,9 @@ def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_ingests_its_units
 
 @pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06", "PCS-05")
 def test_a_full_reexecution_skips_succeeded_steps_and_changes_nothing(
-    persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
+    face: Face, dagster_home: dg.DagsterInstance, objects: Path
 ) -> None:
-    instance, pipeline = persistent
+    instance, pipeline = dagster_home, face.pipeline
     items = [*volumes(2), missing(volumes(3)[2])]
     deliver(pipeline, *items)
     first = execute(instance)

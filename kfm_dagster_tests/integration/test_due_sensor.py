@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -136,29 +138,24 @@ def policy(face: Face, tmp_path: Path) -> Path:
 
 
 @pytest.mark.clause("BEY-10")
-def test_the_schedule_requests_the_retention_job_once_a_policy_exists(face: Face, tmp_path: Path, policy: Path) -> None:
-    # A schedule needs an instance reference, which an in-memory instance lacks.
-    instance = dg.DagsterInstance.local_temp(str(tmp_path))
+def test_the_schedule_requests_the_retention_job_once_a_policy_exists(
+    face: Face, dagster_home: dg.DagsterInstance, policy: Path
+) -> None:
     pipeline = face.pipeline
     landed = pipeline.landing.land([])
     received_long_ago(pipeline.database, landed)
     file = Path(pipeline.settings.storage) / landed_path(landed)
     os.utime(file, (0, 0))
-
-    def tick() -> Any:
-        with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
-            return face.repository.get_schedule_def("nodd_retention").evaluate_tick(context)
-
-    requested = tick()
+    requested = face.tick_schedule("nodd_retention", dagster_home)
     assert (requested.run_requests, requested.skip_message) == (
         [],
         "everything is kept: no kind has a policy in retention.yaml",
     )
     policy.write_text('version: "1.0.0"\nkeep: {dagster_runs: 1d, landing: 30d}\n', encoding="utf-8")
-    assert len(tick().run_requests) == 1
+    assert len(face.tick_schedule("nodd_retention", dagster_home).run_requests) == 1
 
     job = face.repository.get_job("retention")
-    done = job.execute_in_process(instance=instance).output_for_node("remove_old_data")
+    done = job.execute_in_process(instance=dagster_home).output_for_node("remove_old_data")
     assert done["landing"] == {"older": 1, "removed": 1, "bytes": done["landing"]["bytes"]}
     assert done["dagster_runs"] == {"older": 0, "removed": 0, "bytes": 0}
     assert not file.exists()
@@ -180,22 +177,6 @@ MOST_STATEMENTS = 45
 """Limit for the statements of all sensors together (now 39); none reads a growing table (test_ledger_plans)."""
 
 
-class CountedSqs:
-    """An SQS client with a fillable queue and a record of its requests."""
-
-    def __init__(self) -> None:
-        self.waiting: list[dict[str, Any]] = []
-        self.requests: list[dict[str, Any]] = []
-
-    def get_queue_url(self, **_: Any) -> dict[str, str]:
-        return {"QueueUrl": "counted"}
-
-    def receive_message(self, **request: Any) -> dict[str, Any]:
-        self.requests.append(request)
-        messages, self.waiting = self.waiting, []
-        return {"Messages": messages}
-
-
 @contextmanager
 def statements(engine: sa.Engine) -> Iterator[list[str]]:
     """Collect an engine's statements within the context."""
@@ -213,14 +194,16 @@ def statements(engine: sa.Engine) -> Iterator[list[str]]:
 def test_an_interval_without_messages_costs_few_queries_and_the_next_message_gets_its_run_within_a_tick(
     face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client: Any = CountedSqs()
+    client = Mock()
+    client.get_queue_url.return_value = {"QueueUrl": "counted"}
+    client.receive_message.return_value = {"Messages": []}
     counted = Queue(client, name="counted", threads=8)
     monkeypatch.setattr(face.pipeline, "connect_queue", lambda *_, **__: counted)
     vars(face.pipeline).pop("queue", None)
     sensors = [sensor.name for sensor in face.repository.sensor_defs]
     for sensor in sensors:
         face.tick(sensor)
-    client.requests.clear()
+    client.reset_mock()
 
     opened: list[str] = []
     with monkeypatch.context() as patch, statements(face.pipeline.database.engine) as executed:
@@ -233,12 +216,13 @@ def test_an_interval_without_messages_costs_few_queries_and_the_next_message_get
     questions = [text for text in executed if not text.startswith(("BEGIN", "PRAGMA"))]
     assert len(questions) <= MOST_STATEMENTS, "\n".join(questions)
     # A receive request that waits for a second asks all of SQS's servers, so one request suffices.
-    assert [request["WaitTimeSeconds"] > 0 for request in client.requests] == [True]
+    assert [call.kwargs["WaitTimeSeconds"] > 0 for call in client.receive_message.call_args_list] == [True]
 
     [unit] = volumes(1)
     put(objects, [unit])
     message = announce([unit.event()], registry=contracts)
-    client.waiting = [{"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}]
+    received = {"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}
+    client.receive_message.side_effect = chain([{"Messages": [received]}], repeat({"Messages": []}))
     assert [len(face.tick(sensor).run_requests) for sensor in sensors if sensor == "nodd_messages"] == [1]
 
 

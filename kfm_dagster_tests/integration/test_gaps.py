@@ -328,18 +328,15 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
 
 
 def test_the_schedule_skips_without_a_followed_feed_and_shows_the_picture_of_gaps(
-    face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, objects: Path, dagster_home: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A schedule needs an instance reference, which an in-memory instance lacks.
-    instance = dg.DagsterInstance.local_temp(str(tmp_path))
     clock = Clock(MIDNIGHT)
     monkeypatch.setattr(face.pipeline, "clock", clock)
     hourly(face.pipeline, monkeypatch)
-    storage = instance.event_log_storage
+    storage = dagster_home.event_log_storage
 
     def tick() -> str:
-        with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
-            tick_data = face.repository.get_schedule_def("nodd_gaps").evaluate_tick(context)
+        tick_data = face.tick_schedule("nodd_gaps", dagster_home)
         assert not tick_data.run_requests
         return str(tick_data.skip_message)
 

@@ -200,20 +200,12 @@ SITE = "KTWX"
 MIDNIGHT = datetime.combine(DAY, time(), UTC) + timedelta(days=1)
 STARTS = tuple(MIDNIGHT + timedelta(minutes=minutes) for minutes in (-12, -6, 1))
 """Start times of three volumes: two before midnight and one after it."""
-
-
-@cache
-def volume(site: str, number: int, at: datetime | None = None) -> tuple[StoredObject, ...]:
-    """Return the chunks S, I, I and E of a volume; all volumes have the same number."""
-    samples = make_nexrad_chunks(site=site, start=at or STARTS[number], volume_number=7)
-    return tuple(good(BUCKET, key, content) for key, content in samples)
-
-
-def archived(site: str, number: int) -> StoredObject:
-    return good(ARCHIVE_BUCKET, *make_nexrad_level2(site=site, start=STARTS[number], volume_number=7))
-
-
-FIRST, SECOND, THIRD = (volume(SITE, number) for number in range(3))
+FIRST, SECOND, THIRD = (
+    [good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=start, volume_number=7)]
+    for start in STARTS
+)
+"""The chunks S, I, I and E of each volume; all volumes have the same number."""
+FIRST_ARCHIVED = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=SITE, start=STARTS[0], volume_number=7))
 
 
 def ledger_of(pipeline: Pipeline) -> dict[tuple[str, str | None], NoddWalRecord]:
@@ -391,11 +383,11 @@ def test_the_item_shows_the_archive_s_object_whether_it_comes_before_or_after_th
     archive_first: bool, pipeline: Pipeline, objects: Path
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
-    steps: list[Sequence[StoredObject]] = [[archived(SITE, 0)], [SECOND[0]]]
+    steps: list[Sequence[StoredObject]] = [[FIRST_ARCHIVED], [SECOND[0]]]
     for number, step in enumerate(steps if archive_first else reversed(steps)):
         ingest(pipeline, objects, *step, run_id=f"run-{number}")
     item = items_of(pipeline)[0]
-    assert (item["properties"]["kfm:dataset"], item["assets"]["data"]["href"]) == (ARCHIVE, archived(SITE, 0).uri)
+    assert (item["properties"]["kfm:dataset"], item["assets"]["data"]["href"]) == (ARCHIVE, FIRST_ARCHIVED.uri)
     assert not {"nexrad:closed", "nexrad:closed-by", "nexrad:complete"} & item["properties"].keys()
     [closing] = closings(pipeline).values()
     assert (closing.status, closing.stac_status) == (Status.SUCCEEDED, "no-op" if archive_first else "updated")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -189,34 +189,6 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return place
 
 
-@pytest.fixture
-def first(shared: str, face: Face, queue: FakeQueue) -> Face:
-    """A deployment with two volumes ingested into the catalog."""
-    enqueue(face.pipeline, queue, *volumes(2))
-    [run_request] = face.tick("nodd_messages").run_requests
-    face.launch(run_request)
-    assert traces.statuses(face.pipeline) == {"succeeded": 2}
-    return face
-
-
-@pytest.fixture
-def make_second(
-    face: Face, shared: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Face]:
-    """Return a function that opens another ledger over the first deployment's catalog."""
-
-    def make() -> Face:
-        url = f"sqlite:///{tmp_path / 'second.db'}"
-        if face.pipeline.database.dialect == "postgresql":
-            url = str(request.getfixturevalue("empty_postgres_url"))
-        Database.open(url).dispose()
-        monkeypatch.setenv("KFM_WAL_DSN", url)
-        monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
-        return face.reopened()
-
-    return make
-
-
 def _files(place: str) -> dict[str, bytes]:
     store = open_store(place)
     paths = [entry["path"] for page in store.list() for entry in page]
@@ -226,13 +198,18 @@ def _files(place: str) -> dict[str, bytes]:
 @pytest.mark.clause("SEC-11")
 @BOTH_DATABASES
 def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_first_ledger(
-    first: Face,
-    make_second: Callable[[], Face],
     shared: str,
+    face: Face,
     queue: FakeQueue,
     call: Call,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    enqueue(face.pipeline, queue, *volumes(2))
+    [run_request] = face.tick("nodd_messages").run_requests
+    face.launch(run_request)
+    assert traces.statuses(face.pipeline) == {"succeeded": 2}
     # The first deployment's mark is not a document of its catalog, and is read once per process.
     day = DAY.isoformat()
     assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read").code == ExitCode.DONE
@@ -241,8 +218,13 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_fir
         assert traces.catalog_tree(Path(shared) / "catalog")
     with monkeypatch.context() as patched:
         patched.setattr("kfm_dagster.ingest.preflight.hold", lambda *_: pytest.fail("the mark was read again"))
-        assert first.execute("ingest_nexrad_l2", partition=day).success
-    second = make_second()
+        assert face.execute("ingest_nexrad_l2", partition=day).success
+    is_sqlite = face.pipeline.database.dialect == "sqlite"
+    url = f"sqlite:///{tmp_path / 'second.db'}" if is_sqlite else request.getfixturevalue("empty_postgres_url")
+    Database.open(url).dispose()
+    monkeypatch.setenv("KFM_WAL_DSN", url)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "second"))
+    second = face.reopened()
     before = _files(f"{shared}/catalog")
     enqueue(second.pipeline, queue, *volumes(3))
     received = queue.receives
@@ -265,7 +247,7 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_fir
     assert _files(f"{shared}/catalog") == before
     # The second deployment wrote no document into its own folders, either.
     assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
-    monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
+    monkeypatch.setenv("KFM_STORAGE_URL", face.pipeline.settings.storage)
     for command in ("plan", "run"):
         call("retention", command).refused(REFUSED, code=ExitCode.REFUSED)
     second.pipeline.close()

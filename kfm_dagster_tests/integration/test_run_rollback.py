@@ -410,8 +410,7 @@ def test_a_failed_attempt_undoes_nothing_once_the_next_attempt_has_started(
 def test_a_replay_that_ends_before_its_commit_leaves_the_original_unchanged(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
-    deliver(pipeline, *volumes(UNITS))
-    run_pending(pipeline, "original")
+    ingest(pipeline)
     before = trees.files(Path(pipeline.settings.catalog))
     replay = ReplayedParse(
         pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON

@@ -5,12 +5,9 @@ from __future__ import annotations
 import gzip
 import shutil
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer
 from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -59,14 +57,10 @@ def objects_by_name() -> dict[str, tuple[str, str, bytes, str | None]]:
     }
 
 
-@contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP on loopback."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
-        pool.submit(server.serve_forever)
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def served(folder: Path, request: WebRequest) -> WebAnswer:
+    """Answer with a file of a folder."""
+    file = folder / request.path.lstrip("/")
+    return WebAnswer(body=file.read_bytes()) if file.is_file() else WebAnswer(status=404)
 
 
 @pytest.mark.clause("OPR-24", "BEY-19")
@@ -75,6 +69,7 @@ def test_a_search_for_a_day_returns_exactly_the_items_valid_on_this_day(
     database_url: str,
     objects: Path,
     stac_api_url: str,
+    web_server: WebServer,
     tmp_path: Path,
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,14 +93,15 @@ def test_a_search_for_a_day_returns_exactly_the_items_valid_on_this_day(
     monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
     files = tmp_path / "files"
     shutil.copytree(pipeline.settings.catalog, files, ignore=shutil.ignore_patterns("items"))
+    web_server.answers = partial(served, files)
     interfaces = ("items search", "STAC API", "GeoParquet", "files", "web")
     results: dict[str, dict[str, set[str]]] = {interface: {} for interface in interfaces}
-    with stac_api_server(stac_api_url) as url, web_server(files) as web:
+    with stac_api_server(stac_api_url) as url:
         client = Client.open(url)
         for day in VALID_ON:
             rows = call("items", "search", "--time", day, "--json").rows
             results["items search"][day] = {ids[str(row["id"])] for row in rows}
-            for interface, catalog in {"GeoParquet": None, "files": str(files), "web": web}.items():
+            for interface, catalog in {"GeoParquet": None, "files": str(files), "web": web_server.url("")}.items():
                 results[interface][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
             results["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
     expected = {day: set(names.split()) for day, names in VALID_ON.items()}

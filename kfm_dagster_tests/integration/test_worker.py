@@ -6,7 +6,7 @@ import itertools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -482,14 +482,6 @@ def test_an_unreachable_queue_prints_a_line_and_is_retried_with_growing_pauses(
     assert [line.rpartition("; ")[2] for line in desk.printed] == [f"again in {pause} s" for pause in pauses]
     assert desk.printed[-2].startswith("ValueError: odd; ")
     assert not desk.printed[-1].startswith("QueueUnavailableError")
-
-
-@pytest.fixture
-def dagster_home(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance on disk, in the folder `dagster`."""
-    (tmp_path / "dagster").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
-        yield instance
 
 
 def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | None, str, dict[str, Any]]]:

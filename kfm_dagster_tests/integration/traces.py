@@ -22,7 +22,6 @@ OUTCOME = (
     "stac_collection_id", "stac_item_href",
 )  # fmt: skip
 """Fields that must be equal for every way to an outcome; `stac_status` (created or no-op) can differ."""
-SECTIONS = ("integrity", "metadata", "stac", "provenance")
 
 
 def records(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
