@@ -6,7 +6,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,12 +15,9 @@ from kfm_dagster.configs import own_folder
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 
-@pytest.fixture(params=api.ROOMS)
-def package(request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"kfm_dagster.{request.param}")
-
-
-def test_every_exported_name_has_its_own_docstring_in_the_reference(package: ModuleType) -> None:
+@pytest.mark.parametrize("room", api.ROOMS)
+def test_every_exported_name_has_its_own_docstring_in_the_reference(room: str) -> None:
+    package = importlib.import_module(f"kfm_dagster.{room}")
     assert package.__doc__
     assert sorted(set(package.__all__)) == package.__all__
     others = {name for name, value in vars(package).items() if not inspect.ismodule(value) and not name.startswith("_")}

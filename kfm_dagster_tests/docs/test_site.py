@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from docs_site.__main__ import SiteError, navigation
 from docs_site.commands import MEANINGS
 from kfm_dagster.alerts.plan import AlertRule
-from kfm_dagster.cli.main import kfm
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, ParseIssue, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -26,6 +25,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.commands import commands
 from kfm_dagster_tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,13 +132,6 @@ def test_each_setting_is_in_the_reference(site: Site) -> None:
         assert str(setting.description).replace("`", "") in page.text, name
 
 
-def below(command: click.Command, path: tuple[str, ...] = ("kfm",)) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        for name in command.commands:
-            yield from below(command.commands[name], (*path, name))
-
-
 def options(command: click.Command) -> set[str]:
     named = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     return {name for name in named if name.startswith("-")} | {"--help", "-h"}
@@ -146,8 +139,8 @@ def options(command: click.Command) -> set[str]:
 
 def test_the_reference_has_the_options_of_each_command_and_the_meaning_of_each_exit_code(site: Site) -> None:
     page = site.pages["reference/commands.html"]
-    for path, command in below(kfm):
-        assert "-".join(path) in page.ids, path
+    for path, command in commands():
+        assert "-".join(("kfm", *path)) in page.ids, path
         for option in options(command):
             assert option in page.text, (path, option)
     assert set(MEANINGS) == set(ExitCode)
@@ -200,7 +193,7 @@ def shown() -> Iterator[tuple[str, str]]:
 
 
 def test_each_command_on_a_page_exists_with_its_options() -> None:
-    tree = dict(below(kfm))
+    tree = {("kfm", *path): command for path, command in commands()}
     wrong = []
     for page, line in shown():
         words = re.split(r"[|$#\\]", re.sub(r"'[^']*'|\"[^\"]*\"", "TEXT", line))[0].split()
