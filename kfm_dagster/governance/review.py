@@ -75,7 +75,7 @@ class OverrideReview:
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
         """Return whether an override waits for a second person.
 
-        It waits if the settings or the database are of prod, and if the decision is of the Dagster UI.
+        It waits if the settings are of prod, if the database is of prod, or if the Dagster UI made the decision.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 

@@ -106,7 +106,7 @@ def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
 
 def _header_ends(metadata: Metadata) -> Iterator[datetime]:
     for name in ("datetime", "end_datetime"):
-        # metadata_extract writes both as RFC 3339; with a fault, the value can be anything.
+        # metadata_extract writes both as RFC 3339, but an injected fault may have replaced a value.
         with suppress(OverflowError, TypeError, ValueError):
             yield datetime.fromisoformat(metadata.stac_properties.get(name, "")).astimezone(UTC)
 

@@ -35,7 +35,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
-"""Rows that a page or a count may examine, in about 0.1 s, because the rows' texts are read from the tables."""
+"""Maximum rows that a page or a count examines. They take about 0.1 s: the rows' texts are read from the tables."""
 MOST_ADDED_UP = 20_000
 """Rows that all groups of failures together may examine."""
 MOST_COUNTED = 10_000

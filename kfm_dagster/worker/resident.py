@@ -171,7 +171,7 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time of the first look in a row that saw pending units; None before the first look."""
+    """By day, the time since which each look has seen pending units; None before the first look."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:
