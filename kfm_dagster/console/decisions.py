@@ -332,7 +332,7 @@ def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
 def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
     """Return a replay's selection: the first failed units of a filter, at most a replay's limit.
 
-    Raises BadFilterError if the selection must have ids, and the filter matches more than MOST_NAMED units.
+    If the selection must have ids, raises BadFilterError for no matching unit or more than MOST_NAMED.
     """
     # A selection cannot filter by text or operator, so for such a filter it names the units.
     by_name = unit_filter.text or unit_filter.operator

@@ -1,4 +1,4 @@
-"""Sessions: sign-in with a token of KFM_CONSOLE_TOKENS; a signed cookie keeps it for hours.
+"""Sessions: sign-in with a token of KFM_CONSOLE_TOKENS; the signed cookie is valid for 8 h.
 
 The governance log records the token's name. If another site sends a request, the browser leaves out the cookie
 (SameSite=Strict). Does not belong here: decisions (`decisions.py`), refusing forms of other sites (`web_guard.py`).
@@ -106,7 +106,7 @@ class Sessions:
     def sign_in(self, token: str, request: Request, response: Response) -> str | None:
         """Sign in the token's owner and return the name; None for an unknown token.
 
-        Each attempt is logged. Raises HTTPException if too many attempts have failed.
+        Logs success or refusal. If too many attempts have failed, it raises HTTPException and logs nothing.
         """
         address = request.client.host if request.client else "an unknown address"
         self.attempts.take(address)

@@ -262,7 +262,7 @@ def themes(contract: DatasetContract) -> Document:
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return the update frequency: from hours or listings, else continuous; `never` if retired."""
+    """Return the update frequency: of listings or of products' hours, else continuous or never."""
     seconds = _interval(contract)
     if contract.metadata.retired:
         code, label = "NEVER", "never"

@@ -89,7 +89,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     oldest: Amounts = {(destination, env): _age(waits.oldest, now) for destination, waits in lineage}
     help_text = "Time since the oldest undelivered batch was recorded."
     yield _family(GaugeMetricFamily, "nodd_sns_lineage_age_seconds", help_text, ("destination", "env"), oldest)
-    help_text = "Moves of records, by status."
+    help_text = "Transitions of records, by the new status."
     yield _family(CounterMetricFamily, "nodd_sns_wal_records", help_text, ("dataset", "status"), entered)
     help_text = "Returns to pending, by reason."
     yield _family(CounterMetricFamily, "nodd_sns_wal_replays", help_text, ("dataset", "replay_reason"), returns)

@@ -44,7 +44,7 @@ BY_DAY = "KPIs by day (UTC)"
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     """Return the report from `since` on as JSON. Raises ArtifactError for damaged outputs."""
-    # Not `pipeline.stages`, which may claim the store of run-state; a report must not claim it.
+    # Not `pipeline.stages`, which may record the run-state store as the deployment's own; a report must not write.
     store = StageStore(pipeline.database, clock=pipeline.clock)
     at = pipeline.clock()
     with pipeline.database.snapshot() as view:

@@ -31,7 +31,7 @@ _LOOK = {
 }
 """Name, mark and colour of each kind; without colour, the mark distinguishes the kinds."""
 _CROWDED = 40
-"""Maximum marks in a row with numbers; the numbers of more marks would overlap."""
+"""Maximum marks of a stage's row that are numbered. In a row with more marks, the numbers would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),

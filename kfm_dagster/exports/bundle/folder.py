@@ -159,8 +159,8 @@ def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
     """Write a bundle in place of an earlier one; return its certificate, `FOLDER.cert.asc`.
 
     At any time the place has no bundle, or a whole bundle: the earlier or the new. Raises ForeignFileError before
-    writing over anything but an export, ConfigurationError for a configuration that is not a state machine, a key whose
-    signature gpg could not verify, and a folder that is not writable.
+    writing over anything but an export, ConfigurationError for a key whose signature gpg could not verify and for a
+    folder that is not writable.
     """
     folder = folder.absolute()
     try:

@@ -247,7 +247,7 @@ def _of_state(state: RunState | None) -> dict[str, Any]:
 
 
 def units_by_end(nodes: Sequence[NodeAccount]) -> dict[str, dict[str, int]]:
-    """Count the run's claimed units by end; unsettled units went to another run."""
+    """Count the run's claimed units by end; `unsettled` are units that the run did not settle."""
     by_dataset: dict[str, dict[str, int]] = {}
     for node in nodes:
         dataset, _, operator = node.stage.rpartition(".")
