@@ -15,9 +15,9 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Durations of a lease after which Redis gives the task of a silent worker to another worker. By then the units are
-released, so that the repeated step has no effect and the run ends. A step of more than this time would be started again
-while it still works."""
+"""Number of lease durations after which Redis gives the task of a silent worker to another worker. By then the units
+are released, so that the repeated step has no effect and the run ends. A step of more than this time would be started
+again while it still works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:

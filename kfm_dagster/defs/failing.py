@@ -34,7 +34,7 @@ def one_line(tick: Callable[Arguments, Result]) -> Callable[Arguments, Result | 
 
 
 def refuse_foreign_roots(pipeline: PipelineResource) -> None:
-    """Raise a one-line dg.Failure if a root is foreign or silent; check once per process."""
+    """Raise a one-line dg.Failure if a root is foreign or unreachable; check once per process."""
     opened = pipeline.get()
     try:
         pipeline.state().hold_roots(opened.settings, opened.database)

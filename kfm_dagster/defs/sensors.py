@@ -219,7 +219,8 @@ def _reason_without_requests(
 
 
 INTERVALS = 3
-"""`nodd_due` ticks once per 3 ticks of the others: a listing takes longer, and alerts have windows of minutes."""
+"""`nodd_due` ticks once per 3 ticks of the other sensors, which suffices: a listing takes longer than these ticks, and
+alerts have windows of minutes."""
 NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 
@@ -333,7 +334,8 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(
-            # By this key, Dagster starts one run for each state of a day's metadata. nodd_ledger repeats failed runs.
+            # By this key, Dagster starts one run for each state of a day's metadata. `kfm replay intents` repeats a
+            # failed run.
             run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
             job_name=PATH_JOB,
             partition_key=path_day.day,

@@ -101,7 +101,7 @@ POLL_SECONDS = 0.5
 PAUSE_PER_POLL = 9
 """Least ratio of a pause to the poll before it, because a poll counts every record, in 0.3 s per million records."""
 FOLLOW_UP_SECONDS = 60.0
-"""Longest wait for runs of beams and evidence once all units are terminal; the next deployment starts missing ones."""
+"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment starts the runs left."""
 QUIET_POLLS = 3
 """Consecutive polls that must be idle, because SQS's counts are approximate."""
 
