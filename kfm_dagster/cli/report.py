@@ -29,7 +29,7 @@ def report(*, days: int, html: Path | None, as_json: bool) -> int:
 
     Over the last days: units, stage states, gate pass rates, stops, retries, dimensional closure, KPIs.
 
-    Exit code 4 if a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
+    Exit code 4 if a stop (S1 to S5) was triggered, another gate stopped a batch, or p_dim is below the card's minimum.
 
     Example: kfm report --days 1 --html report.html
     """

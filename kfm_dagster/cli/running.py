@@ -163,8 +163,8 @@ def free_console_port(port: int) -> int:
 def drain(*, timeout: int, as_json: bool) -> None:
     """Ingest the queue until it is empty, then stop.
 
-    Starts a daemon and a code server of its own. Also waits until running replays have ended and running backfills are
-    listed. Prints the days of backfills that a kill switch holds back.
+    Starts a daemon and a code server of its own. Also waits until running replays and backfills have ended, except
+    parts that wait for a person. Prints the days of backfills that wait: a kill switch is on, or a contract is missing.
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """

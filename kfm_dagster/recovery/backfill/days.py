@@ -5,9 +5,9 @@ chunk per transaction, and the sensor `nodd_ledger` plans the runs of their unit
 fewer bulk units are in flight than the live share allows. Succeeded units stay unchanged, and failed units are requeued
 with the reason `backfill`, so repeating a backfill changes nothing else.
 
-A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset; its id contains
-the interval. The database accepts an id only once. So an interval has at most one listing, even if processes crash or
-several processes begin it.
+A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset. Its id contains
+the interval and a digest of dataset and day, and the database accepts an id only once. So a day is listed at most once
+per interval, even if processes crash or several processes begin the listing.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 

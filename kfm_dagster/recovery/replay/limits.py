@@ -58,7 +58,7 @@ LIMITS: Mapping[Environment, Limits] = {
         batches_in_flight=16,
         max_window=timedelta(days=92),
     ),
-    # 5,000 records are ten batches of 500. At a batch per two seconds, a run can claim all bulk units that wait.
+    # 5,000 records are ten batches of 500. Eight batches in flight have 4,000 units, which one run can claim.
     Environment.PROD: Limits(
         max_selection_records=5_000,
         max_batch_size=500,
