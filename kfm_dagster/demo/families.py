@@ -25,7 +25,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
-"""Number of objects of most datasets. OISST has two: the day's preliminary and final object; the final replaces it."""
+"""Number of objects of most datasets. OISST has two: a day's preliminary object, and the final one that replaces it."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _FLUXES = {"lead": 6, "product": "sfluxgrb", "resolution": ""}
 _CLIMATE = [{"lead": 6 * number, "member": f"{number:02}"} for number in (1, 2, 3, 4)]

@@ -246,7 +246,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield a run's first files, without positions: real files have more than a reader reads."""
+    """Yield a run's first files, without positions: no reader reads as many as real files have."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:

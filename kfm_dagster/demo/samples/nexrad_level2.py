@@ -143,8 +143,8 @@ def _record(data: bytes, *, last: bool = False) -> bytes:
 def _metadata_record(day: date, scan: _Scan) -> bytes:
     """Compress the 134 frames of ICD 2620010, 7.3.5.
 
-    All frames have zeros, except messages 5 and 2, which come last, and the transmitter's frequency in message 18
-    (table XV).
+    The messages in them have bodies of zeros, except messages 5 and 2, which come last, and the transmitter's frequency
+    in message 18 (table XV).
     """
     number, _ = _clock(datetime.combine(day, time(), UTC))
     cuts = b"".join(struct.pack(">H44x", round(angle * 65536 / 360)) for angle in scan.elevations)
