@@ -145,8 +145,8 @@ class Sessions:
 def _is_over_tls(request: Request) -> bool:
     """Return whether a browser uses TLS, to this server or to a proxy in front of it.
 
-    The browser's Origin or the proxy's header shows this. A client that forges one of these headers harms only itself,
-    because it sends its own cookie less often.
+    The browser's Origin or the proxy's header shows this. A client that forges one of these headers harms only itself:
+    its cookie is then sent over TLS only.
     """
     proxy = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     return "https" in {request.url.scheme, urlsplit(request.headers.get("origin", "")).scheme, proxy}

@@ -1,7 +1,7 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage on a dataset's day; repair.
 
-A comparison only reads. It ignores units that have not ended yet, and new objects, because the message about a new
-object can still be on its way.
+A comparison only reads. It requires no Item and no lineage of a unit that has not ended yet. It ignores new objects,
+because the message about a new object can still be on its way.
 
 A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. With a change
 reference, it also replays the units of lost Items; a replayed unit must give the same result. Objects that are gone

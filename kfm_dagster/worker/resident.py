@@ -66,7 +66,7 @@ class RunLocks:
         """Lock a run's file while the block runs; a process that dies leaves it without a lock."""
         file, hidden = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
         with hidden.open("xb") as lock:
-            # Locked before it gets its name, because other processes regard a run without a lock as dead.
+            # The file is locked before it gets its name: for other processes, a run whose file has no lock is dead.
             fcntl.flock(lock, fcntl.LOCK_EX)
             hidden.rename(file)
             try:

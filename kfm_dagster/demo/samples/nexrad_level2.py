@@ -117,7 +117,7 @@ def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
     """Yield bucket, key and content of `count` volumes, evenly over a UTC day and all sites.
 
     With a `count` of 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in
-    reality. TDWR come last. Raises ValueError if a site would need more than one volume per second.
+    reality. Sites of a TDWR come last. Raises ValueError if a site would need more than one volume per second.
     """
     names = [*sites()]
     if count > len(names) * 86_400:

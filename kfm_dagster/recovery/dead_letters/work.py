@@ -47,7 +47,7 @@ class LetterOutcome(StrEnum):
     KEPT = "kept"
     """Unreadable; the message stays for a person, and the ledger has the reason."""
     LEFT = "left"
-    """Not treated, because it is not selected, its dataset is off, or the treatment does not apply to its class."""
+    """Not treated: not selected, beyond the limit, of a dataset that is off, of another class, or the work stopped."""
     MOVED = "moved"
     """On the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
