@@ -64,7 +64,7 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
         "expected": "a role that only reads (docs/retention.md)",
         "next_step": "run kfm init --retention-role NAME as the owner, then name that role in KFM_RETENTION_DSN",
     }
-    what = f"retention of {kinds} runs under a role that may write to the ledger"
+    what = f"retention of {kinds} uses a role that may write to the ledger"
     if settings.retention_dsn:
         session = _row(settings.retention_dsn, "roles.may_migrate")
         under = ok(f"{bounded}; retention connects as {session.role}, which only reads")
