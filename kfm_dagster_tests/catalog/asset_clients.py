@@ -153,16 +153,15 @@ def goes_glm(item: pystac.Item) -> None:
 
 
 def ocean(item: pystac.Item) -> None:
+    sizes = variables(item).sizes
+    assert [sizes["lat"], sizes["lon"]] == item.properties["proj:shape"]
+
+
+def variables(item: pystac.Item) -> Any:
     dataset = opened(item)
     assert kfm.open(item).identical(dataset)
     assert item.properties["cube:variables"].keys() <= set(dataset.variables)
-    assert [dataset.sizes["lat"], dataset.sizes["lon"]] == item.properties["proj:shape"]
-
-
-def variables(item: pystac.Item) -> None:
-    dataset = opened(item)
-    assert kfm.open(item).identical(dataset)
-    assert item.properties["cube:variables"].keys() <= set(dataset.variables)
+    return dataset
 
 
 def volume(item: pystac.Item) -> None:
@@ -222,7 +221,7 @@ def rows(item: pystac.Item) -> None:
         assert table["temperature"].dropna().between(-60, 60).all()
 
 
-CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {
+CLIENTS: Mapping[str, Callable[[pystac.Item], object]] = {
     **dict.fromkeys(
         ("cfs", "gefs", "gfs", "hrrr", "mrms", "naqfc", "nbm", "ndfd", "rap", "refs", "rrfs", "rtma", "urma"), grib
     ),

@@ -6,7 +6,7 @@ Belongs here: the choice of objects, the keys of real files stored without a key
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -149,25 +149,24 @@ def _write(root: Path, path: str, content: bytes) -> None:
     (root / path).write_bytes(content)
 
 
+_NOON = datetime(2026, 9, 20, 12, tzinfo=UTC)
+_SAMPLES: Mapping[str, tuple[str, Callable[[], tuple[str, bytes, str]]]] = {
+    "hrrr": ("noaa-hrrr-bdp-pds", partial(make_hrrr, run=_RUN, lead=1)),
+    "gefs": ("noaa-gefs-pds", partial(make_gefs, run=_RUN, lead=3)),
+    "refs": ("noaa-rrfs-ops-pds", partial(make_refs, run=_NOON, lead=6, product="prob")),
+    "rrfs": ("noaa-rrfs-ops-pds", partial(make_rrfs, run=_NOON, lead=1, member=1)),
+    "urma": ("noaa-urma-pds", partial(make_rtma, run=_NOON, system="urma2p5")),
+}
+"""Bucket and maker of a sample with an index."""
+
+
 def _samples(dataset: str) -> dict[str, bytes]:
     """Return the dataset's samples of objects that have no real file here."""
     if dataset == "goes-abi":
         key, content = make_goes_abi(product="ABI-L2-MCMIPC", start=_RUN, satellite=19, band=None)
         return {f"noaa-goes19/{key}": content}
-    if dataset == "hrrr":
-        key, content, index = make_hrrr(run=_RUN, lead=1)
-        path = f"noaa-hrrr-bdp-pds/{key}"
-    elif dataset == "gefs":
-        key, content, index = make_gefs(run=_RUN, lead=3)
-        path = f"noaa-gefs-pds/{key}"
-    elif dataset in {"refs", "rrfs", "urma"}:
-        run = datetime(2026, 9, 20, 12, tzinfo=UTC)
-        key, content, index = {
-            "refs": partial(make_refs, lead=6, product="prob"),
-            "rrfs": partial(make_rrfs, lead=1, member=1),
-            "urma": partial(make_rtma, system="urma2p5"),
-        }[dataset](run=run)
-        path = f"{'noaa-urma-pds' if dataset == 'urma' else 'noaa-rrfs-ops-pds'}/{key}"
-    else:
+    if dataset not in _SAMPLES:
         return {}
-    return {path: content, f"{path}.idx": index.encode()}
+    bucket, make = _SAMPLES[dataset]
+    key, content, index = make()
+    return {f"{bucket}/{key}": content, f"{bucket}/{key}.idx": index.encode()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,34 @@ def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -
     )
 
 
+def carried_out(
+    operations: list[tuple[str, Any]],
+    mirror: Mirror,
+    catalog: Catalog,
+    following: FollowerRunner,
+    write: Callable[..., None],
+    clock: Clock,
+) -> Iterator[tuple[str, Any]]:
+    """Write and undo, let the follower take its turns, at last without an error; yield each further operation."""
+    runs: list[str] = []
+    for operation, argument in operations:
+        if operation == "write":
+            runs.append(next(_names))
+            write(runs[-1], *(unit(*scan) for scan in argument))
+        elif operation == "undo":
+            for dataset in ("goes-abi", "nexrad-l2") if argument < len(runs) else ():
+                own_tx(catalog).undo(dataset, runs[argument])
+        elif operation == "follow":
+            mirror.first = fail if argument == "refused" else nothing
+            mirror.last = fail if argument == "taken, then failed" else nothing
+            following.catch_up([mirror], within=60)
+            clock.advance(LONGEST_PAUSE.total_seconds())
+        else:
+            yield operation, argument
+    mirror.first = mirror.last = nothing
+    following.catch_up([mirror], within=60)
+
+
 @settings(ON_A_GROWING_CATALOG, max_examples=15)
 @given(operations=operations(ways=["well", "refused", "taken, then failed"]))
 def test_followers_have_the_current_items_after_writes_undos_and_refusals(
@@ -97,21 +125,8 @@ def test_followers_have_the_current_items_after_writes_undos_and_refusals(
     clock: Clock,
     operations: list[tuple[str, Any]],
 ) -> None:
-    mirror, runs = Mirror(), list[str]()
-    for operation, argument in operations:
-        if operation == "write":
-            runs.append(next(_names))
-            write(runs[-1], *(unit(*scan) for scan in argument))
-        elif operation == "undo" and argument < len(runs):
-            for dataset in ("goes-abi", "nexrad-l2"):
-                own_tx(catalog).undo(dataset, runs[argument])
-        elif operation == "follow":
-            mirror.first = fail if argument == "refused" else nothing
-            mirror.last = fail if argument == "taken, then failed" else nothing
-            following.catch_up([mirror])
-            clock.advance(LONGEST_PAUSE.total_seconds())
-    mirror.first = mirror.last = nothing
-    following.catch_up([mirror])
+    mirror = Mirror()
+    assert list(carried_out(operations, mirror, catalog, following, write, clock)) == []
     assert mirror.items == catalogued(root)
     assert following.catch_up([mirror]) == 0
     for dataset in ("goes-abi", "nexrad-l2"):

@@ -24,6 +24,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.storage import publisher as publisher_module
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
@@ -96,16 +97,6 @@ def test_of_two_versions_in_a_batch_the_newest_is_kept(register: Register, root:
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
         results = register(goes(2, created=1), goes(2, created=9))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
-
-
-@pytest.mark.clause("OPR-08")
-def test_only_the_invalid_item_of_a_batch_fails_and_it_leaves_no_file(register: Register, root: Path) -> None:
-    results = register(goes(0), goes(1, **{"proj:shape": [0, -1, 7]}), goes(2))
-    assert statuses(results) == [CREATED, FAILED, CREATED]
-    assert codes(results) == [None, StacIssue.STAC_VALIDATION_FAILED, None]
-    assert "proj:shape" in results[1].issues[0].message
-    assert len(trees.item_ids(root)) == 2
-    trees.assert_consistent(root)
 
 
 def test_removed_or_replaced_files_are_restored_even_if_the_whole_tree_is_lost(register: Register, root: Path) -> None:
@@ -345,8 +336,9 @@ def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> Publisher:
 def test_the_url_of_the_catalog_determines_the_publisher(tmp_path: Path) -> None:
     assert isinstance(open_publisher(str(tmp_path)), FolderPublisher)
     assert isinstance(open_publisher("s3://bucket/prefix"), ObjectStorePublisher)
-    with pytest.raises(ConfigurationError, match=r"KFM_CATALOG_URL.*observed ftp://host/x"):
-        open_publisher("ftp://host/x")
+    for setting, open_root in (("KFM_CATALOG_URL", open_publisher), ("KFM_LINEAGE_URL", LineageFiles.open)):
+        with pytest.raises(ConfigurationError, match=rf"{setting}.*observed ftp://host/x"):
+            open_root("ftp://host/x")
 
 
 def test_staged_files_are_invisible_until_promoted_and_are_removed_if_not_promoted(publisher: Publisher) -> None:
@@ -360,22 +352,6 @@ def test_staged_files_are_invisible_until_promoted_and_are_removed_if_not_promot
         assert publisher.read(["a/one.json"]) == {"a/one.json": b"1"}
         staged.promote(["a/one.json"])
     assert publisher.read(["a/one.json"]) == {"a/one.json": b"new"}
-
-
-@pytest.mark.clause("OPR-08", "OPR-09")
-def test_a_catalog_in_a_bucket_behaves_like_a_catalog_in_a_folder(
-    s3_url: str, contracts: ContractRegistry, tmp_path: Path
-) -> None:
-    batches = [goes(number) for number in range(5)], [goes(0), goes(1, platform="goes-18"), goes(9)]
-    for name, target in (("folder", str(tmp_path / "catalog")), ("s3", s3_url)):
-        database = Database.open(f"sqlite:///{tmp_path / name}.db")
-        catalog = Catalog(database, open_publisher(target), contracts, page_size=3)
-        first, second = (
-            statuses(catalog.register(candidates(contracts, batch), fence=open_fence)) for batch in batches
-        )
-        database.dispose()
-        assert (first, second) == ([CREATED] * 5, [NO_OP, UPDATED, CREATED])
-    assert trees.files(tmp_path / "catalog") == _bucket(s3_url)
 
 
 def test_a_missing_bucket_fails_the_units_and_not_the_batch(
@@ -432,13 +408,3 @@ def test_an_abandoned_staging_folder_is_removed_and_an_active_staging_folder_is_
     assert refused.value.code is StacIssue.IO_ERROR
     assert str(tmp_path) not in str(refused.value)
     assert folder.read(["a"]) == {}
-
-
-def _bucket(url: str) -> dict[str, bytes]:
-    prefix = url.removeprefix(f"s3://{BUCKET}/") + "/"
-    client = boto3.client("s3")
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
-    return {
-        entry["Key"].removeprefix(prefix): client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
-        for entry in listed
-    }

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -286,21 +287,32 @@ def test_an_undo_that_cannot_write_files_changes_no_row_and_can_be_repeated(
     assert everything(root, database) == before
 
 
-def test_a_catalog_in_a_bucket_is_also_restored(database: Database, contracts: ContractRegistry) -> None:
+@pytest.mark.clause("OPR-08", "OPR-09")
+def test_a_catalog_in_a_bucket_is_written_and_restored_like_a_catalog_in_a_folder(
+    database: Database, contracts: ContractRegistry, root: Path
+) -> None:
     store = MemoryStore()
-    catalog = Catalog(database, ObjectStorePublisher(store), contracts, page_size=3)
 
     def objects() -> dict[str, bytes]:
         return {entry["path"]: bytes(store.get(entry["path"]).bytes()) for batch in store.list() for entry in batch}
 
-    catalog.register(candidates(contracts, [goes(0), goes(1)], "base"), fence=open_fence)
-    before = objects()
-    catalog.register(candidates(contracts, changes(), "run"), fence=open_fence)
-    report = own_tx(catalog).undo("goes-abi", "run")
-    assert (len(report.restored), len(report.removed)) == (1, 5)
-    assert objects() == before
-    own_tx(catalog).undo("goes-abi", "base")
-    assert objects() == {}
+    written = []
+    for publisher, current in (
+        (ObjectStorePublisher(store), objects),
+        (FolderPublisher(root), partial(trees.files, root)),
+    ):
+        trees.forget(database)
+        catalog = Catalog(database, publisher, contracts, page_size=3)
+        catalog.register(candidates(contracts, [goes(0), goes(1)], "base"), fence=open_fence)
+        before = current()
+        catalog.register(candidates(contracts, changes(), "run"), fence=open_fence)
+        written.append(current())
+        report = own_tx(catalog).undo("goes-abi", "run")
+        assert (len(report.restored), len(report.removed)) == (1, 5)
+        assert current() == before
+        own_tx(catalog).undo("goes-abi", "base")
+        assert current() == {}
+    assert written[0] == written[1]
 
 
 @pytest.mark.clause("BEY-18")
