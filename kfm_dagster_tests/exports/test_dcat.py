@@ -30,10 +30,6 @@ TOPICS = "http://inspire.ec.europa.eu/metadata-codelist/TopicCategory"
 FREQUENCY = "http://publications.europa.eu/resource/authority/frequency"
 DATASET = rdflib.URIRef("urn:kfm:collection:nexrad-l2")
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:ConjunctiveGraph is deprecated:DeprecationWarning"  # rdflib's JSON-LD parser
-)
-
 
 def export(
     pipeline: Pipeline, folder: Path, registry: ContractRegistry | None = None, *, catalog: str = "", contact: str = ""

@@ -37,7 +37,7 @@ from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.integration.chain import DATASET, PARTITION, open_pipeline, run_chain, volumes
-from kfm_dagster_tests.lineage.prov_json import prov_json
+from kfm_dagster_tests.lineage.schemas import prov_json
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database

@@ -22,20 +22,13 @@ from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.conftest import NOON
-from kfm_dagster_tests.lineage.prov_json import prov_json
-from kfm_dagster_tests.lineage.schemas import facets, validate
+from kfm_dagster_tests.lineage.schemas import prov_json, validate_event
 from kfm_dagster_tests.lineage.test_lineage_store import files
 from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, repaired, superseded, units
 from kfm_dagster_tests.moments import deaths, dying
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
-    pytest.mark.one_database,
-]
-
-# rdflib 7.6 uses its own deprecated classes to read JSON-LD, also through prov 3.2.
+pytestmark = pytest.mark.one_database
 
 PROV = "http://www.w3.org/ns/prov#"
 KFM = "https://kfm.dev/ns/nodd#"
@@ -266,9 +259,7 @@ def test_events_of_an_invalidation_are_valid_by_the_official_schemas(
     others = [event for event in events(root) if event["eventType"] == "OTHER"]
     assert len(others) == 2
     for event in others:
-        validate(event["schemaURL"], event, official)
-        for facet in facets(event).values():
-            validate(facet["_schemaURL"], facet, official)
+        validate_event(event, official)
     completed = {event["run"]["runId"]: event["job"] for event in events(root) if event["eventType"] == "COMPLETE"}
     assert {event["run"]["runId"]: event["job"] for event in others} == completed
 

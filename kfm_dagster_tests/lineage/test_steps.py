@@ -29,21 +29,15 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, open_energy_me
 from kfm_dagster.telemetry.measures import Spent
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
 from kfm_dagster_tests.lineage.conftest import NOON
-from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
-from kfm_dagster_tests.lineage.schemas import facets, validate
+from kfm_dagster_tests.lineage.schemas import facets, prov_json, validate, validate_event
 from kfm_dagster_tests.moments import deaths, dying
 
 SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
 MEASURED = Energy(kwh=0.25, gco2e=100.0, method="a meter, DEU")
 KFM = "https://kfm.dev/ns/nodd#"
 
-# rdflib 7.6 uses its own deprecated classes to read JSON-LD.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
-    pytest.mark.one_database,
-]
+pytestmark = pytest.mark.one_database
 
 
 @pytest.fixture
@@ -96,9 +90,7 @@ def test_every_step_is_published_once_on_both_paths_with_its_measurements(
 
     published = events(root)
     for event in published:
-        validate(event["schemaURL"], event, official)
-        for facet in facets(event).values():
-            validate(facet["_schemaURL"], facet, official)
+        validate_event(event, official)
     assert [event["eventType"] for event in published].count("START") == 3
     assert len({event["run"]["runId"] for event in published}) == 3
     by_status = {end["status"]: end for end in ends(root)}
@@ -178,8 +170,7 @@ def test_without_a_meter_energy_is_estimated_from_cpu_time_by_a_named_method(
     run_three_ways(nodes, node)
     lineage.publish_staged()
     for event in events(root):
-        for facet in facets(event).values():
-            validate(facet["_schemaURL"], facet, official)
+        validate_event(event, official)
     by_status = {end["status"]: end for end in ends(root)}
     for end in (by_status["APPLIED"], by_status["FAILED"]):
         assert end["cpu_seconds"] > 0
@@ -327,15 +318,15 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     assert meter.begin() is not None
 
 
-def test_a_grid_without_figures_is_refused_before_anything_is_created(
+def test_a_pipeline_measures_energy_on_a_grid_with_figures_and_refuses_others_before_anything_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("codecarbon")
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     for grid in [
         "ZZZ", "US", "usa", " ", "USA ", "\nUSA", "World", "virginia", "USA virginia", "USA/", "USA//", "USA/nowhere",
         "USA/Virginia", "USA/virginia/", "USA/_unit", "usa/virginia", "DEU/virginia", "/", "/virginia",
     ]:  # fmt: skip
-        monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("KFM_ENERGY_GRID", grid)
         with pytest.raises(ConfigurationError) as refusal:
             Pipeline.open(Settings.load())
@@ -346,13 +337,6 @@ def test_a_grid_without_figures_is_refused_before_anything_is_created(
         )
         assert refusal.value.exit_code is ExitCode.USAGE
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pipeline_measures_energy_on_the_grid_of_its_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("codecarbon")
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     for grid in ("DEU", "USA", "USA/virginia", "USA/new york", "USA/district of columbia"):
         monkeypatch.setenv("KFM_ENERGY_GRID", grid)
         with closing(Pipeline.open(Settings.load())) as pipeline:
