@@ -44,20 +44,22 @@ subscriptions:
 def subscribed(folder: Path, target: str, more: str = "") -> Path:
     """Write a configuration folder with the subscription `one`."""
     folder.mkdir(exist_ok=True)
-    text = f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}{more}}}\n'
-    (folder / ANNOUNCEMENTS).write_text(text, encoding="utf-8")
+    (folder / ANNOUNCEMENTS).write_text(_plan(target, more), encoding="utf-8")
     return folder
 
 
-def announcers_of(
-    plan: AnnouncementPlan, database: Database, contracts: ContractRegistry, *, token: SecretStr | None = None
-) -> list[Announcer]:
-    """Return an announcer for each subscription of a plan, with the receiver of its target."""
-    parts = _parts(database, contracts, Clock())
-    return [
-        Announcer(plan, subscription, receiver=receiver_of(subscription, token), **parts)
-        for subscription in plan.subscriptions
-    ]
+def _plan(target: str, more: str = "") -> str:
+    return f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}{more}}}\n'
+
+
+def announcer_to(
+    target: str, database: Database, contracts: ContractRegistry, *, token: SecretStr | None = None
+) -> Announcer:
+    """Return the announcer of the subscription `one`, with the receiver of its target."""
+    plan = AnnouncementPlan.parse(_plan(target))
+    [subscription] = plan.subscriptions
+    receiver = receiver_of(subscription, token)
+    return Announcer(plan, subscription, receiver=receiver, **_parts(database, contracts, Clock()))
 
 
 def _parts(database: Database, contracts: ContractRegistry, clock: Clock) -> dict[str, Any]:

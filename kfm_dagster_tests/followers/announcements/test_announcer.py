@@ -37,6 +37,7 @@ from kfm_dagster_tests.followers.announcements.changes import (
     subscribe,
 )
 from kfm_dagster_tests.followers.changes import T0, change
+from kfm_dagster_tests.moments import DeathError
 
 pytestmark = pytest.mark.clause("OPR-22")
 
@@ -283,19 +284,15 @@ def test_an_item_is_withdrawn_if_the_process_died_before_recording_its_event(
     subscribed = subscribing()
 
     def die(_: OutgoingEvent) -> ReceiverAnswer:
-        raise DeadError
+        raise DeathError
 
     subscribed.inbox.answers = die
-    with pytest.raises(DeadError):
+    with pytest.raises(DeathError):
         subscribed.follow(change(1, items[0]))
     assert subscribed.status().failing == 0, "no failure was recorded"
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.follow(change(2, items[0], kind=WITHDRAWN))
     assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]
-
-
-class DeadError(BaseException):
-    """Raised where the process dies."""
 
 
 OPERATIONS = st.lists(
@@ -329,14 +326,14 @@ class Unsteady(Inbox):
     def send(self, events: Sequence[OutgoingEvent]) -> list[ReceiverAnswer]:
         fate = self.fate.pop(0) if self.fate else "taken"
         if fate == "dies":
-            raise DeadError
+            raise DeathError
         self.down = fate == "down"
         self.answers = (
             (lambda event: FAILED if event is events[0] else TAKEN) if fate == "failed" else (lambda _: TAKEN)
         )
         answers = super().send(events)
         if fate == "taken, dies":
-            raise DeadError
+            raise DeathError
         return answers
 
 
@@ -376,7 +373,7 @@ class Story:
         following, last = self.log[self.cursor :][:window], self.last
         try:
             self.subscribed.follow(*(change_ for change_ in following if last[change_.item_id] is change_))
-        except (FollowError, DeadError):
+        except (FollowError, DeathError):
             return
         if ends:  # otherwise the process ends before it moves its cursor
             self.cursor += len(following)

@@ -41,6 +41,7 @@ from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
 from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
+from kfm_dagster_tests.commands import state_of
 from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.moments import deaths, dying, meanwhile
@@ -268,19 +269,14 @@ def test_a_stalled_writer_overwrites_no_later_change(
             stalled = changes(contracts, following + 6, range(4, 8), UPDATED, platform="goes-17")
 
 
-def contents(root: Path) -> dict[Path, bytes]:
-    """Return the content of each file, by path."""
-    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def test_repeated_older_changes_change_nothing(contracts: ContractRegistry, root: Path, publisher: Publisher) -> None:
     follower, first = GeoParquet(publisher), changes(contracts, 1, range(4))
     follower.follow(contracts[ABI], first)
     follower.follow(contracts[ABI], changes(contracts, 5, [0, 1], UPDATED, platform="goes-18"))
     follower.follow(contracts[ABI], changes(contracts, 7, [2], WITHDRAWN))
-    before = contents(root)
+    before = state_of(root)
     follower.follow(contracts[ABI], first)
-    assert contents(root) == before != {}
+    assert state_of(root) == before != {}
     current = published(publisher)["2025-12-03"]
     new = changes(contracts, 8, [5])
     follower.follow(contracts[ABI], [*first, *new])

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.stac_api_server import stac_api_server
+from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -59,14 +60,16 @@ def test_installing_twice_changes_nothing(empty_url: str) -> None:
     assert StacApiDatabase(empty_url).install() == first
 
 
-def test_if_pgstac_cannot_be_installed_the_error_has_the_next_step(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
+def test_if_pgstac_is_missing_and_cannot_be_installed_the_error_has_the_next_step(
+    empty_url: str, root: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pypgstac.db", None)
     with pytest.raises(ConfigurationError, match=r"kfm-dagster\[stac-api\]"):
         StacApiDatabase(empty_url).install()
     with pytest.raises(DatabaseUnavailableError, match="KFM_STAC_API_DSN"):
         StacApiDatabase("postgresql+psycopg2://kfm@127.0.0.1:1/stac").install()
+    with pytest.raises(FollowError, match="kfm init"):
+        PgstacFollower(StacApiDatabase(empty_url), FolderPublisher(root)).forget(contracts["goes-abi"])
 
 
 @pytest.mark.clause("OPR-23")
@@ -181,6 +184,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
     following: FollowerRunner,
     follower: PgstacFollower,
     api: Api,
+    root: Path,
     write: Callable[..., None],
     stac_api_url: str,
 ) -> None:
@@ -214,6 +218,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
         )
         east = items_where(lambda item: tuple(item.get("bbox", ())) in {EAST, (-113.1, 14.6, -52.9, 56.8)})
         assert ids_found(bbox=[-79, 21, -78, 22], collections=["goes-abi"]) == east
+        assert ids_found(bbox=[-180, -90, 180, 90], collections=["nexrad-l2"]) == {}, "its Item has no geometry"
         assert len(ids_found(bbox=[175, -5, 176, 5])) == len(ids_found(bbox=[-176, -5, -175, 5])) == SCANS // 3
 
         equal = (("platform", "goes-1"), ("collection", "goes-abi"))
@@ -229,3 +234,6 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
         following.catch_up([follower], within=60)
         assert ids_found() == items_where()
         assert len(items_where()) == 5
+    # The API's Collection is that of the catalog, without the links between files.
+    [row] = api.ask("SELECT content FROM collections WHERE id = 'goes-abi'")
+    assert row.content == {**orjson.loads((root / "goes-abi/collection.json").read_bytes()), "links": []}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,46 +21,36 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.outbox import LONGEST_PAUSE
-from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
-from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
-from kfm_dagster_tests.catalog.test_following import operations
-from kfm_dagster_tests.catalog.test_undo import unit
+from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
+from kfm_dagster_tests.catalog.test_following import Mirror, carried_out, fail, operations
 from kfm_dagster_tests.followers.stac_api.api import Api
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.moments import dying
-from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = [pytest.mark.one_database, pytest.mark.clause("OPR-23")]
 
 Write = Callable[..., None]
-_names = (f"run-{number}" for number in count())
 
 OPERATIONS = operations(
-    st.tuples(st.just("come late"), st.integers(0, 5)), ways=["well", "taken, then failed", "failed"]
+    st.tuples(st.just("come late"), st.integers(0, 5)), ways=["well", "taken, then failed", "refused"]
 )
 
 
-class Recording:
-    """The follower with a configurable outcome; its recorded calls can be repeated."""
-
-    name = PgstacFollower.name
-    after: Sequence[str] = ()
+class Recording(Mirror):
+    """The follower, between the actions that the test sets; its recorded calls can be repeated."""
 
     def __init__(self, follower: PgstacFollower) -> None:
+        super().__init__()
+        self.name = follower.name
         self.follower = follower
         self.calls: list[tuple[DatasetContract, Sequence[ItemChange]]] = []
-        self.how = "well"
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         self.calls.append((contract, changes))
-        if self.how != "failed":
-            self.follower.follow(contract, changes)
-        if self.how != "well":
-            raise FollowError(observed="the process dies")
-
-    def forget(self, contract: DatasetContract) -> None:
-        self.follower.forget(contract)
+        self.first()
+        self.follower.follow(contract, changes)
+        self.last()
 
 
 @settings(ON_A_GROWING_CATALOG, max_examples=10)
@@ -83,22 +72,10 @@ def test_the_api_equals_the_catalog_after_writes_undos_refusals_and_delays(
     clock: Clock,
     operations: list[tuple[str, Any]],
 ) -> None:
-    recording, runs = Recording(follower), list[str]()
-    for operation, argument in operations:
-        if operation == "write":
-            runs.append(next(_names))
-            write(runs[-1], *(unit(*scan) for scan in argument))
-        elif operation == "undo" and argument < len(runs):
-            for dataset in ("goes-abi", "nexrad-l2"):
-                own_tx(catalog).undo(dataset, runs[argument])
-        elif operation == "come late" and argument < len(recording.calls):
-            follower.follow(*recording.calls[argument])
-        elif operation == "follow":
-            recording.how = argument
-            following.catch_up([recording], within=60)
-            clock.advance(LONGEST_PAUSE.total_seconds())
-    recording.how = "well"
-    following.catch_up([recording], within=60)
+    recording = Recording(follower)
+    for _come_late, number in carried_out(operations, recording, catalog, following, write, clock):
+        if number < len(recording.calls):
+            follower.follow(*recording.calls[number])
     assert api.item_ids() == api.catalog_ids()
     assert all(comparison.equal for comparison in api.compared()), api.compared()
     assert {(place.behind, place.last_error) for place in following.states()} <= {(0, None)}
@@ -116,7 +93,7 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_consistent(
     following.catch_up([follower])
     write("again", goes(0, created=1, platform="goes-1"), goes(1))
     recording = Recording(follower)
-    recording.how = "failed"
+    recording.first = fail
     following.catch_up([recording])
     last = recording.calls[-1][1][-1].change_id
 
@@ -146,7 +123,7 @@ def test_only_one_process_at_a_time_writes_a_collection(
     write("run", goes(0), nexrad())
     following.catch_up([follower])
     recording = Recording(follower)
-    recording.how = "failed"
+    recording.first = fail
     write("again", goes(1), with_metadata(nexrad(), bbox=(0.0, 0.0, 1.0, 1.0)))
     following.catch_up([recording])
     late = {contract.id: changes for contract, changes in recording.calls}
@@ -213,7 +190,7 @@ def test_an_invalid_item_is_not_loaded(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     recording = Recording(follower)
-    recording.how = "failed"
+    recording.first = fail
     write("run", goes(0), goes(1))
     following.catch_up([recording])
     [(contract, changes)] = recording.calls
@@ -239,50 +216,3 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     clock.advance(LONGEST_PAUSE.total_seconds())
     following.rebuild(follower, contracts["goes-abi"])
     assert api.item_ids() == api.catalog_ids()
-
-
-def test_items_and_their_collection_equal_those_of_the_catalog(
-    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
-) -> None:
-    # One Item has no geometry, another has nulls.
-    unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
-    write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
-    following.catch_up([follower])
-    assert all(comparison.equal for comparison in api.compared())
-    assert [item["id"] for item in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
-    assert len(api.searched(collections=["nexrad-l2"])) == 1
-    # The API's Collection is that of the catalog, without the links to files.
-    first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
-    write("again", goes(10))
-    following.catch_up([follower])
-    shown = _collection(api)
-    assert datetime.fromisoformat(shown["extent"]["temporal"]["interval"][0][1]) > first
-    assert shown["summaries"]["goes:product"] == ["ABI-L1b-RadC"]
-    assert shown["links"] == []
-
-
-def test_an_unreachable_api_only_delays_the_follower(
-    following: FollowerRunner, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock,
-    postgis_server: str,
-) -> None:  # fmt: skip
-    secret = "s3cr3t-word"
-    publisher = FolderPublisher(root)
-    dead = PgstacFollower(StacApiDatabase(f"postgresql+psycopg2://kfm:{secret}@127.0.0.1:1/stac"), publisher)
-    write("run", goes(0))
-    assert following.catch_up([dead]) == 0
-    [place] = following.states()
-    assert (place.behind, place.failures) == (1, 1)
-    assert "127.0.0.1" in str(place.last_error)
-    assert secret not in str(place.last_error)
-    clock.advance(LONGEST_PAUSE.total_seconds())
-    assert following.catch_up([follower]) == 1
-    assert api.item_ids() == api.catalog_ids()
-    # Without pgstac in the database, the error names the next step.
-    with pytest.raises(FollowError, match="kfm init"):
-        PgstacFollower(StacApiDatabase(postgis_server), publisher).forget(ContractRegistry.load()["goes-abi"])
-
-
-def _collection(api: Api) -> dict[str, Any]:
-    [row] = api.ask("SELECT content FROM collections WHERE id = 'goes-abi'")
-    content: dict[str, Any] = row.content
-    return content

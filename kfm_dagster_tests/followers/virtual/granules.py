@@ -156,3 +156,9 @@ def stored_values(content: bytes) -> dict[str, Any]:
         values = {name: np.asarray(variable[:]) for name, variable in file.variables.items()}
         unsigned = [name for name in values if getattr(file[name], "_Unsigned", None) == "true"]
         return values | {name: values[name].view(values[name].dtype.str.replace("i", "u")) for name in unsigned}
+
+
+def decoded_values(content: bytes, name: str = "Rad") -> Any:
+    """Return an image's or axis' values as netCDF4 decodes them, with NaN for missing values."""
+    with netCDF4.Dataset("given", memory=content) as file:
+        return np.ma.filled(file[name][:].astype("f8"), np.nan)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import netCDF4
 import numpy as np
 import pystac
 import pytest
@@ -31,7 +30,7 @@ from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster_tests.followers.virtual.buckets import PAGE, Opened, put
 from kfm_dagster_tests.followers.virtual.client_blocks import results
-from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of
+from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, decoded_values
 
 pytestmark = [
     pytest.mark.clause("BEY-20"),
@@ -99,11 +98,6 @@ def images(request: pytest.FixtureRequest, opened: Opened, bucket_place: str, tm
     return run
 
 
-def decoded(content: bytes) -> Any:
-    with netCDF4.Dataset("given", memory=content) as file:
-        return np.ma.filled(file["Rad"][:].astype("f8"), np.nan)
-
-
 def to_icechunk(tmp_path: Path) -> None:
     (command,) = re.findall(r"kfm stac (icechunk .*)", PAGE)
     arguments = command.replace("s3://my-icechunk/june", str(tmp_path / "june")).split()
@@ -114,7 +108,7 @@ def to_icechunk(tmp_path: Path) -> None:
 def scanned(images: Images, content: bytes) -> None:
     for name, image in images().items():
         assert not isinstance(image, str), f"{name}: {image}"
-        np.testing.assert_allclose(image, decoded(content), rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(image, decoded_values(content), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_no_client_reads_an_object_that_was_overwritten(
@@ -152,7 +146,7 @@ def test_reading_an_object_that_is_overwritten_meanwhile_raises(
         put(server, "noaa-goes19", new.key, new.content)
     with pytest.raises(ObjectReadError, match="written again"):
         scene["Rad"][0].load()
-    np.testing.assert_allclose(scene["Rad"][1].values, decoded(granule(1).content), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(scene["Rad"][1].values, decoded_values(granule(1).content), rtol=1e-6, atol=1e-6)
 
 
 def test_stores_of_several_days_are_one_array_if_grid_type_scale_and_unit_are_equal(
@@ -164,7 +158,7 @@ def test_stores_of_several_days_are_one_array_if_grid_type_scale_and_unit_are_eq
     month = kfm.open(kfm.stores("goes-abi", NAME, time="2025-06-01/2025-06-03"))
     assert month.sizes["t"] == len(scans)
     for number, scan in enumerate(scans):
-        np.testing.assert_allclose(month["Rad"][number].values, decoded(scan.content), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(month["Rad"][number].values, decoded_values(scan.content), rtol=1e-6, atol=1e-6)
     with pytest.raises(UnknownNameError, match=r"grid, type, scale or unit.*2025-06-04"):
         kfm.open(kfm.stores("goes-abi", NAME))
     with pytest.raises(UnknownNameError, match=f"no such store.*{NAME}"):

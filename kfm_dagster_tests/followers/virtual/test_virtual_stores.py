@@ -22,7 +22,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage import object_handle
-from kfm_dagster.storage.object_handle import FolderObject, ObjectHead, ObjectReadError
+from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.publisher import FolderPublisher, Staged
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, put
@@ -178,27 +178,6 @@ def test_the_chunk_index_of_each_object_is_read_once_in_one_request(stores: Stor
     assert sorted(reads) == sorted(len(granule.content) for granule in granules)
 
 
-def test_an_unreachable_object_is_read_later_and_other_objects_are_published(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, away = Granule(minute=0), Granule(minute=1)
-    stores.store(good, away)
-    answer = FolderObject.read
-
-    def read(self: FolderObject, start: int, length: int) -> bytes:
-        if self.uri == away.uri:
-            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 503")
-        return answer(self, start, length)
-
-    monkeypatch.setattr(FolderObject, "read", read)
-    with pytest.raises(FollowError, match="503"):
-        stores.follow(good, away)
-    assert stores.uris() == {good.uri}
-    monkeypatch.undo()
-    assert stores.follow(good, away) == Counter(added=1)
-    assert stores.uris() == {good.uri, away.uri}
-
-
 def without(granule: Granule, *names: str) -> ItemChange:
     """Return the change of an Item that lacks these fields of its object."""
     changed = change_of(granule)
@@ -208,24 +187,29 @@ def without(granule: Granule, *names: str) -> ItemChange:
     return replace(changed, content=canonical(item))
 
 
-def test_an_unreachable_object_that_was_uploaded_in_parts_is_read_later(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("request_of", ["read", "head"])
+def test_an_unreachable_object_is_read_later_and_other_objects_are_published(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, request_of: str
 ) -> None:
-    # The ETag of an upload in parts is not a checksum, so the Item has none.
-    stores.store(Granule())
-    answer, refusals = FolderObject.head, iter(["503"])
+    good, away = Granule(minute=0), Granule(minute=1)
+    stores.store(good, away)
+    answer, refusals = getattr(FolderObject, request_of), iter(["503"])
 
-    def head(self: FolderObject) -> ObjectHead:
-        for status in refusals:
-            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, f"the store answers {status}")
-        return answer(self)
+    def refused_once(self: FolderObject, *span: int) -> Any:
+        if self.uri == away.uri:
+            for status in refusals:
+                raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, f"the store answers {status}")
+        return answer(self, *span)
 
-    monkeypatch.setattr(FolderObject, "head", head)
-    changes = [without(Granule(), "file:checksum")]
+    monkeypatch.setattr(FolderObject, request_of, refused_once)
+    # The ETag of an upload in parts is not a checksum, so the Item has none, and the object's head is read first.
+    changes = [change_of(good), without(away, *(["file:checksum"] if request_of == "head" else []))]
     with pytest.raises(FollowError, match="503"):
         stores.follower.follow(stores.contract, changes)
+    assert stores.uris() == {good.uri}
     stores.follower.follow(stores.contract, changes)
-    assert stores.uris() == {Granule().uri}
+    assert stores.follower.report == Counter(added=1)
+    assert stores.uris() == {good.uri, away.uri}
 
 
 @pytest.mark.parametrize(
