@@ -1,8 +1,10 @@
-"""Data of the exports: real runs of the chain, and another team's node with awkward names."""
+"""Data of the exports: real runs of the chain, another team's node with awkward names; and GnuPG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,9 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.databases import migrated_sqlite
-from kfm_dagster_tests.exports.gpg import Gpg, own_gpg
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
+from kfm_dagster_tests.programs import program
 
 DAY = chain.DAY.isoformat()
 FIRST_RUN = "11111111-0000-4000-8000-000000000001"
@@ -71,8 +73,19 @@ def governed(contracts: ContractRegistry) -> ContractRegistry:
     )
 
 
+Gpg = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
 def gpg() -> Iterator[Gpg]:
-    """Provide GnuPG with the test's own keyring."""
-    with own_gpg() as run:
+    """Yield a function that runs GnuPG with its own keyring, as recipients do; skip the test if gpg is missing."""
+    command = program("gpg", required_by="KFM_REQUIRE_GPG")
+    # The folder's path must be short: the path of the agent's socket in it is limited to 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="kfm-gpg-", ignore_cleanup_errors=True) as home:
+
+        def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+            words = [command, "--homedir", home, "--batch", "--no-tty", *map(str, arguments)]
+            return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, timeout=120)
+
         yield run
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "gpg-agent"], check=False, timeout=60)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -37,7 +38,7 @@ from kfm_dagster_tests.alerts.recorded import Mailbox, Record, evaluator_of
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.catalog.test_following import Mirror, fail
 from kfm_dagster_tests.commands import Call
-from kfm_dagster_tests.factories import PERSON, envelope, failed, finished
+from kfm_dagster_tests.factories import PERSON, envelope, failed
 from kfm_dagster_tests.ledger.bench import DAY, JANE, Clock
 from kfm_dagster_tests.lineage.units import ingest_run, units
 from kfm_dagster_tests.transactions import own_tx
@@ -61,12 +62,8 @@ class Planted:
         own_tx(self.pipeline.ledger).ensure([unit])
         return unit.wal_id
 
-    def claim(self) -> None:
-        own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id="run", limit=1)
-
-    def settle(self, code: str | None, run_id: str = "run") -> None:
-        [unit] = own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id=run_id, limit=1)
-        own_tx(self.pipeline.ledger).settle([finished(unit) if code is None else failed(unit, code)], run_id=run_id)
+    def claim(self) -> Any:
+        return own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id="run", limit=1)
 
 
 @pytest.fixture
@@ -82,7 +79,8 @@ def quarantined(planted: Planted) -> None:
 
 def retried(planted: Planted) -> None:
     planted.unit()
-    planted.settle("object_unavailable")
+    [unit] = planted.claim()
+    own_tx(planted.pipeline.ledger).settle([failed(unit, "object_unavailable")], run_id="run")
 
 
 def switched_off(planted: Planted) -> None:
@@ -265,10 +263,9 @@ def test_a_failure_without_another_attempt_needs_attention_now(planted: Planted)
 
 def test_discarded_units_and_old_rejections_are_not_listed(planted: Planted) -> None:
     quarantined(planted)
-    [case] = own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).of(envelope(0).wal_id)
-    own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).discard(
-        {case.wal_id: case.quarantined_version}, decision=PERSON
-    )
+    cases = own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock))
+    [case] = cases.of(envelope(0).wal_id)
+    cases.discard({case.wal_id: case.quarantined_version}, decision=PERSON)
     rejected(planted)
     planted.clock.advance(REJECTED_SINCE.total_seconds())
     assert [matter.urgency for matter in planted.matters()] == ["know"]

@@ -25,8 +25,9 @@ from kfm_dagster.exports.atomic_files import ForeignFileError
 from kfm_dagster.exports.bundle.content import FOLDERS, LAYOUT, MANIFEST, OPENING, SIGNATURE, SUMMED, Recorded
 from kfm_dagster.exports.bundle.folder import verify_release, write_release
 from kfm_dagster.exports.bundle.signing import BundleSigner, sign_detached
+from kfm_dagster_tests.commands import state_of
 from kfm_dagster_tests.exports import bundle_sample
-from kfm_dagster_tests.exports.gpg import Gpg
+from kfm_dagster_tests.exports.conftest import Gpg
 from kfm_dagster_tests.programs import printed_by, run_program
 
 BEGIN, END = b"-----BEGIN PGP SIGNATURE-----\n\n", b"-----END PGP SIGNATURE-----\n"
@@ -223,10 +224,6 @@ def test_a_signature_by_another_key_is_refused(bundle: Written) -> None:
     assert expected in bundle.refusal()
 
 
-def lines_of(manifest: bytes) -> list[str]:
-    return manifest.decode().splitlines(keepends=True)
-
-
 def changed(manifest: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
     document = yaml.safe_load(manifest)
     change(document)
@@ -247,7 +244,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "one key more": (lambda m: changed(m, lambda d: d.update(run="rm")), "run: Extra inputs"),
     "an invalid size": (lambda m: changed(m, lambda d: d["files"][0].update(size=-1)), "files.0.size"),  # type: ignore[index]
     "an invalid digest": (lambda m: changed(m, lambda d: d["files"][0].update(sha256="")), "files.0.sha256"),  # type: ignore[index]
-    "a key twice": (lambda m: m + lines_of(m)[1].encode(), "not in the form that an export writes"),
+    "a key twice": (lambda m: m + m.splitlines(keepends=True)[1], "not in the form that an export writes"),
     "a list": (lambda _: OPENING + b"[]\n", "the document: Input should be a valid dictionary"),
     "not YAML": (lambda _: b"{", "not YAML"),
     "an object of Python": (lambda _: b"!!python/object/apply:os.getpid []\n", "not YAML"),
@@ -287,17 +284,13 @@ def signer() -> BundleSigner:
     return new_signer()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.clause("PCS-19")
 def test_a_bundle_has_the_card_s_layout_and_the_release_s_content(bundle: Written) -> None:
     import matplotlib as mpl
 
     sample = bundle_sample.release()
-    files = contents(bundle.folder)
-    assert set(files) == set(LAYOUT) == {
+    files = state_of(bundle.folder)
+    assert files.keys() - FOLDERS == set(LAYOUT) == {
         "configs/state_machine.yaml", "configs/replay_plan.yaml", "reports/check_dim_report.json",
         "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
         "report_manifest.yaml", "SIGNATURE.asc", "SHA256SUMS",
@@ -363,10 +356,10 @@ def test_the_same_data_give_the_same_bytes_in_any_environment(
     import matplotlib as mpl
 
     write_release(bundle_sample.release(), tmp_path / "first", signer)
-    first = contents(tmp_path / "first")
+    first = state_of(tmp_path / "first")
     with mpl.rc_context({"font.size": 30, "svg.hashsalt": None, "timezone": "Asia/Tokyo", "pdf.compression": 0}):
         write_release(bundle_sample.release(), tmp_path / "again", signer)
-        again = contents(tmp_path / "again")
+        again = state_of(tmp_path / "again")
         assert mpl.rcParams["font.size"] == 30
     # A signature has its own time and salt.
     assert first.pop(SIGNATURE) != again.pop(SIGNATURE)
@@ -410,12 +403,12 @@ def test_files_that_no_export_wrote_are_kept(files: dict[str, bytes], tmp_path: 
     if not files:
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "PTN_EXPORT").symlink_to(tmp_path / "elsewhere")
-    before = contents(tmp_path)
+    before = state_of(tmp_path)
     with pytest.raises(ForeignFileError) as refusal:
         write_release(bundle_sample.release(), tmp_path / "PTN_EXPORT", signer)
     assert "PTN_EXPORT" in str(refusal.value)
     assert refusal.value.exit_code is ExitCode.REFUSED
-    assert contents(tmp_path) == before
+    assert state_of(tmp_path) == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -438,10 +431,10 @@ def test_if_writing_a_bundle_fails_only_the_earlier_bundle_remains(
     changes: dict[str, object], error: type[BaseException], message: str, tmp_path: Path, signer: BundleSigner
 ) -> None:
     write_release(bundle_sample.empty_release(), tmp_path / "PTN_EXPORT", signer)
-    before = contents(tmp_path)
+    before = state_of(tmp_path)
     with pytest.raises(error, match=message):
         write_release(replace(bundle_sample.release(), **changes), tmp_path / "PTN_EXPORT", signer)
-    assert contents(tmp_path) == before
+    assert state_of(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -450,7 +443,7 @@ def test_if_a_bundle_cannot_be_moved_to_its_folder_the_earlier_bundle_remains(
 ) -> None:
     folder = tmp_path / "PTN_EXPORT"
     write_release(bundle_sample.empty_release(), folder, signer)
-    before = contents(folder)
+    before = state_of(folder)
     rename = Path.rename
 
     def refused(path: Path, target: Path) -> Path:
@@ -461,7 +454,7 @@ def test_if_a_bundle_cannot_be_moved_to_its_folder_the_earlier_bundle_remains(
     monkeypatch.setattr(Path, "rename", refused)
     with pytest.raises(ConfigurationError, match=r"cannot be written; observed .*Permission denied"):
         write_release(bundle_sample.release(), folder, signer)
-    assert contents(folder) == before
+    assert state_of(folder) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
 
 

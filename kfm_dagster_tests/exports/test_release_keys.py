@@ -14,7 +14,7 @@ import pytest
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.bundle.signing import open_signer, sign_detached, trusted_certificates, verify_detached
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.exports.gpg import Gpg
+from kfm_dagster_tests.exports.conftest import Gpg
 
 SECRET = "s3cr3t-word"
 
