@@ -157,7 +157,7 @@ def test_a_late_older_issue_changes_nothing_and_its_result_names_the_superseding
     register: Register, root: Path, issues: list[Envelope]
 ) -> None:
     oldest, older, newer = issues
-    first, current = register(older, newer)
+    current, first = register(newer, older)
     before = trees.files(root)
     [late] = register(oldest)
     for result in (first, late):
