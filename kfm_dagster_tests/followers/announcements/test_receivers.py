@@ -6,8 +6,8 @@ import json
 import socket
 import uuid
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -132,20 +132,11 @@ def test_rules_of_a_bus_select_events_by_source_and_type(
     assert {event["data"]["id"] for event in details} == announced
 
 
-class Answering:
-    """A client for SNS, SQS and EventBridge with a configured answer."""
-
-    def __init__(self, answer: dict[str, Any] | Exception) -> None:
-        self.answer = answer
-        self.requests: list[dict[str, Any]] = []
-
-    def _answer(self, **_request: Any) -> dict[str, Any]:
-        self.requests.append(_request)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    publish_batch = send_message_batch = put_events = _answer
+def answered(service: str, answer: dict[str, Any] | Exception) -> AwsReceiver:
+    """Return a receiver with a client that gives this answer to its request."""
+    call = Mock(side_effect=[answer])
+    client = Mock(publish_batch=call, send_message_batch=call, put_events=call, get_queue_attributes=call)
+    return AwsReceiver(service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_: client)
 
 
 def outgoing(contracts: ContractRegistry, number: int) -> list[OutgoingEvent]:
@@ -165,11 +156,7 @@ T, F, R = Reception.TAKEN, Reception.FAILED, Reception.REFUSED
 def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry) -> None:
     codes = (("InternalError", False), ("InvalidMessageContents", True), ("KMS.AccessDeniedException", True))
     for service in ("sns", "sqs"):
-        client = Answering(failing(*codes))
-        receiver = AwsReceiver(
-            service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_, client=client: client
-        )
-        receptions = receiver.send(outgoing(contracts, 5))
+        receptions = answered(service, failing(*codes)).send(outgoing(contracts, 5))
         assert [answer.reception for answer in receptions] == [T, F, R, F, F]
         assert [answer.error for answer in receptions] == [
             None,
@@ -177,8 +164,7 @@ def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry)
             "no answer for this event",
         ]
     answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
-    bus = Answering({"FailedEntryCount": 2, "Entries": answers})
-    receiver = AwsReceiver("eventbridge", "b", connect=lambda *_: bus)
+    receiver = answered("eventbridge", {"FailedEntryCount": 2, "Entries": answers})
     assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
 
 
@@ -187,19 +173,16 @@ def test_codes_about_the_sender_or_a_temporary_state_are_failures_not_refusals(c
         "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
         "RequestTimeout", "RequestLimitExceeded", "InvalidParameterValue",
     )  # fmt: skip
-    receiver = AwsReceiver("sqs", "u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
+    receiver = answered("sqs", failing(*((code, True) for code in codes)))
     answers = receiver.send(outgoing(contracts, len(codes) + 1))
     assert [answer.reception for answer in answers] == [T, *[F] * (len(codes) - 1), R]
 
 
 def test_denied_access_to_a_target_is_distinguished_from_a_missing_target() -> None:
-    def refusing(code: str) -> AwsReceiver:
-        client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
-        return AwsReceiver("sqs", "u", connect=lambda *_: client)
-
-    assert [refusing(code).ask() for code in ("AccessDenied", "AuthorizationError", "Forbidden")] == [False] * 3
+    for code in ("AccessDenied", "AuthorizationError", "Forbidden"):
+        assert answered("sqs", client_error(code)).ask() is False, code
     with pytest.raises(ReceiverUnavailableError, match="sqs: NotFound"):
-        refusing("NotFound").ask()
+        answered("sqs", client_error("NotFound")).ask()
 
 
 def client_error(code: str) -> ClientError:
@@ -209,12 +192,11 @@ def client_error(code: str) -> ClientError:
 def test_a_request_is_refused_for_its_size_and_fails_for_other_errors(contracts: ContractRegistry) -> None:
     of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
     for code in of_the_request:
-        refusing = AwsReceiver("sqs", "u", connect=lambda *_, code=code: Answering(client_error(code)))
-        assert [answer.reception for answer in refusing.send(outgoing(contracts, 2))] == [R, R], code
+        answers = answered("sqs", client_error(code)).send(outgoing(contracts, 2))
+        assert [answer.reception for answer in answers] == [R, R], code
     for error in (client_error("AccessDenied"), client_error("NotFound"), EndpointConnectionError(endpoint_url="u")):
-        receiver = AwsReceiver("sns", "a", connect=lambda *_, error=error: Answering(error))
         with pytest.raises(ReceiverUnavailableError, match=r"sns: (AccessDenied|NotFound|EndpointConnectionError)"):
-            receiver.send(outgoing(contracts, 2))
+            answered("sns", error).send(outgoing(contracts, 2))
 
 
 REGIONS: Sequence[tuple[str, str, str | None]] = [
