@@ -41,12 +41,18 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCATION = """
+import gc
+import json
 import os
+import sys
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 import dagster as dg
+
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.settings import Settings
+from kfm_dagster.storage.statements import migrations, statement
 
 HERE = Path(__file__).parent
 
@@ -61,44 +67,15 @@ note("imports", os.getpid())
 
 @dg.op
 def work():
-    note("began", os.getpid())
-    while not (HERE / "code-server-is-gone").exists():
-        time.sleep(0.1)
-    note("ended", os.getpid())
-
-
-@dg.job(executor_def=dg.in_process_executor)
-def job():
-    work()
-
-
-defs = dg.Definitions(jobs=[job])
-"""
-CODE_LOCATION = """
-import gc
-import json
-import sys
-from pathlib import Path
-
-import dagster as dg
-
-from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.settings import Settings
-from kfm_dagster.storage.statements import migrations, statement
-
-HERE = Path(__file__).parent
-with (HERE / "imports").open("a") as notes:
-    notes.write("1\\n")
-
-
-@dg.op
-def work():
     code = Pipeline(settings=Settings.load(), registry=None, database=None, card=None).code.canonical()
     numbers = [migration.number for migration in migrations("postgresql")]
     collector = [gc.get_freeze_count() > 100_000, gc.get_threshold()[0]]
     assembled = {"kfm_dagster.definitions", "kfm_dagster.readers.goes_abi"} <= sys.modules.keys()
     values = [code, str(statement("sqlite", "ledger.replay_reasons")), numbers, collector, assembled]
-    (HERE / "began").write_text(json.dumps(values) + "\\n")
+    note("began", json.dumps([os.getpid(), *values]))
+    while not (HERE / "code-server-is-gone").exists():
+        time.sleep(0.1)
+    note("ended", os.getpid())
 
 
 @dg.job(executor_def=dg.in_process_executor)
@@ -142,34 +119,6 @@ def noted(file: Path, lines: int = 1) -> list[str]:
     return file.read_text().splitlines()
 
 
-def launch(deployment: Deployment) -> None:
-    """Launch the location's job."""
-    workspace = deployment.dagster_home / "workspace.yaml"
-    command = [str(Path(sys.executable).parent / "dagster"), "job", "launch", "-w", str(workspace), "-j", "job"]
-    subprocess.run(command, env=deployment._environment, check=True, capture_output=True)
-
-
-@pytest.mark.deployment
-@pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_run_is_a_forked_process_that_outlives_the_code_server(tmp_path: Path) -> None:
-    (tmp_path / "location.py").write_text(LOCATION)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    deployment = Deployment(
-        tmp_path / "home", environment={"PYTHONPATH": path}, daemon=False, dagster_yaml=INSTANCE, module="location"
-    )
-    with deployment:
-        launch(deployment)
-        [run] = noted(tmp_path / "began")
-        importers = (tmp_path / "imports").read_text().splitlines()
-        # The importers are the server, and the process from which runs are forked.
-        assert len(importers) == 2
-        assert run not in {*importers, *map(str, deployment.pids())}
-        assert str(deployment.pids()[0]) in importers
-        deployment.kill("code-server")
-        (tmp_path / "code-server-is-gone").touch()
-        assert noted(tmp_path / "ended") == [run]
-
-
 def test_the_modules_of_a_run_are_imported_before_the_fork(tmp_path: Path) -> None:
     """Otherwise every run would spend the time of the import."""
     (tmp_path / "objects").mkdir()
@@ -180,13 +129,13 @@ def test_the_modules_of_a_run_are_imported_before_the_fork(tmp_path: Path) -> No
 @pytest.mark.deployment
 @pytest.mark.clause("IEN-02")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_run_has_the_fingerprint_sql_and_memory_of_the_process_it_was_forked_from(tmp_path: Path) -> None:
+def test_a_run_is_forked_with_the_code_and_memory_of_its_server_and_outlives_the_server(tmp_path: Path) -> None:
     checkout, location = tmp_path / "checkout", tmp_path / "location"
     for folder in ("kfm_dagster", "sql"):
         shutil.copytree(ROOT / folder, checkout / folder)
     (checkout / pipeline.LOCKFILE).write_text("pinned==1\n")
     location.mkdir()
-    (location / "location.py").write_text(CODE_LOCATION)
+    (location / "location.py").write_text(LOCATION)
     code = code_fingerprint(
         checkout / "kfm_dagster", checkout / "sql", lockfile=checkout / pipeline.LOCKFILE, image_digest="sha256:image"
     )
@@ -205,11 +154,21 @@ def test_a_run_has_the_fingerprint_sql_and_memory_of_the_process_it_was_forked_f
         (checkout / "kfm_dagster" / "later.py").write_text('"""New."""\n')
         (checkout / "sql" / "queries" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
         (checkout / "sql" / "schema" / f"{len(migrations('postgresql')) + 1:04}_later.sql").write_text("SELECT 3;\n")
-        launch(deployment)
-        [values] = noted(location / "began")
+        workspace = deployment.dagster_home / "workspace.yaml"
+        command = [str(Path(sys.executable).parent / "dagster"), "job", "launch", "-w", str(workspace), "-j", "job"]
+        subprocess.run(command, env=deployment._environment, check=True, capture_output=True)
+        [began] = noted(location / "began")
+        run, *values = json.loads(began)
+        importers = (location / "imports").read_text().splitlines()
+        assert len(importers) == 2
+        assert str(run) not in {*importers, *map(str, deployment.pids())}
+        assert str(deployment.pids()[0]) in importers
+        deployment.kill("code-server")
+        (location / "code-server-is-gone").touch()
+        assert noted(location / "ended") == [str(run)]
     numbers = [migration.number for migration in migrations("postgresql")]
     # Objects loaded before the fork are frozen, so the run's garbage collector ignores them.
-    assert json.loads(values) == [code.canonical(), replay_reasons, numbers, [True, THRESHOLDS[0]], True]
+    assert values == [code.canonical(), replay_reasons, numbers, [True, THRESHOLDS[0]], True]
 
 
 @pytest.mark.parametrize("wrong", ["a setting", "no lockfile"])
