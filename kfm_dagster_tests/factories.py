@@ -65,6 +65,11 @@ def staged(contract: DatasetContract, status: str, **retired: str | None) -> Dat
     return DatasetContract.model_validate(document)
 
 
+def with_section(contract: DatasetContract, section: str, **changes: Any) -> DatasetContract:
+    """Return a contract with changes of one of its sections."""
+    return contract.model_copy(update={section: getattr(contract, section).model_copy(update=changes)})
+
+
 def identified(unit: Envelope, **changes: Any) -> Envelope:
     """Return the changed unit with its new identity."""
     changed = unit.evolve(**changes)

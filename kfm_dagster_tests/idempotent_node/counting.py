@@ -20,6 +20,7 @@ from kfm_dagster.telemetry.measures import StepVolume
 CODE = CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RUN = "0f0e0d0c-0b0a-4908-8706-050403020100"
+OTHER_RUN = "1" + RUN[1:]
 
 
 def open_nodes(database: Database) -> IdempotentNodes:

@@ -16,6 +16,8 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint, compute_content_hash, files_digest
 from kfm_dagster_tests.programs import git
 
+fingerprint = code_fingerprint.__wrapped__
+"""The fingerprint as a new process computes it; a process keeps its first one."""
 INPUTS = [
     {"uri": "s3://b/two", "size": 20, "etag": "e2"},
     {"uri": "s3://b/one", "size": 10, "checksum": "c1"},
@@ -110,16 +112,13 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.clause("IEN-02")
 def test_a_clean_checkout_is_identified_by_its_commit_and_a_changed_one_by_its_files(checkout: Path) -> None:
     package, lock = checkout / "package", checkout / "lock"
-    code_fingerprint.cache_clear()
-    clean = code_fingerprint(package, lockfile=lock)
+    clean = fingerprint(package, lockfile=lock)
     assert clean.code_sha == git(checkout, "rev-parse", "HEAD").strip()
     assert clean.lockfile_hash == sha256("a==1\n")
     (checkout / "README").write_text("read me again\n")
-    code_fingerprint.cache_clear()
-    assert code_fingerprint(package, lockfile=lock) == clean, "a file outside the package does not count"
+    assert fingerprint(package, lockfile=lock) == clean, "a file outside the package does not count"
     (package / "node.py").write_text("X = 2\n")
-    code_fingerprint.cache_clear()
-    changed = code_fingerprint(package, lockfile=lock)
+    changed = fingerprint(package, lockfile=lock)
     assert changed.code_sha == files_digest(package)
     assert changed.code_sha.startswith("files:")
 
@@ -129,9 +128,7 @@ def test_a_checkout_without_its_git_objects_is_identified_by_its_files(checkout:
     # Git's index exists, but the committed objects do not.
     for commit in (checkout / ".git" / "objects").glob("??/*"):
         commit.unlink()
-    code_fingerprint.cache_clear()
-    fingerprint = code_fingerprint(checkout / "package", lockfile=checkout / "lock")
-    assert fingerprint.code_sha == files_digest(checkout / "package")
+    assert fingerprint(checkout / "package", lockfile=checkout / "lock").code_sha == files_digest(checkout / "package")
 
 
 @pytest.mark.clause("IEN-02")
@@ -154,17 +151,15 @@ def test_installed_code_is_identified_by_its_files_and_lockfile(
     installed = tmp_path / "site" / "package"
     shutil.copytree(checkout / "package", installed)
     shutil.copy(checkout / "lock", installed.parent / "lock")
-    code_fingerprint.cache_clear()
-    before = code_fingerprint(installed, lockfile=installed.parent / "lock")
+    before = fingerprint(installed, lockfile=installed.parent / "lock")
     assert before.code_sha == files_digest(checkout / "package")
-    assert code_fingerprint(installed, lockfile=installed.parent / "lock", image_digest="sha256:1") != before
+    assert fingerprint(installed, lockfile=installed.parent / "lock", image_digest="sha256:1") != before
     change(installed)
-    code_fingerprint.cache_clear()
-    after = code_fingerprint(installed, lockfile=installed.parent / "lock")
+    after = fingerprint(installed, lockfile=installed.parent / "lock")
     hashes = {compute_content_hash([], {}, code.code_sha, code.lockfile_hash) for code in (before, after)}
     assert len(hashes) == 2
 
 
 def test_a_missing_lockfile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="lockfile is missing"):
-        code_fingerprint(tmp_path, lockfile=tmp_path / "no-such-lock")
+        fingerprint(tmp_path, lockfile=tmp_path / "no-such-lock")

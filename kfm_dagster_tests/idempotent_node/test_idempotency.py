@@ -17,10 +17,8 @@ from kfm_dagster.idempotent_node.node import content_of, run_node
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes, NodeResult
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus, run_uuid
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, open_nodes
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, OTHER_RUN, RUN, CountLines, begin, open_nodes
 from kfm_dagster_tests.timeouts import await_a_wait
-
-OTHER_RUN = "1" + RUN[1:]
 
 
 def statuses(nodes: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:

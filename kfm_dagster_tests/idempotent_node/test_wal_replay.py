@@ -12,10 +12,8 @@ from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, rebuilt
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, OTHER_RUN, RUN, CountLines, begin, rebuilt
 from kfm_dagster_tests.moments import deaths, dying
-
-OTHER_RUN = "1" + RUN[1:]
 
 
 def story(nodes: IdempotentNodes, node: CountLines) -> Any:

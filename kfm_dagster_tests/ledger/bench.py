@@ -22,7 +22,7 @@ from kfm_dagster.ledger.reports import MoveCount
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.factories import bring
+from kfm_dagster_tests.factories import bring, with_section
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
@@ -100,10 +100,6 @@ class Bench:
         """Run SQL as from a database shell; return the number of rows."""
         with self.database.engine.begin() as connection:
             return connection.execute(sa.text(sql), parameters).rowcount
-
-    def counted(self) -> list[MoveCount]:
-        """Count the transitions in the whole history."""
-        return counted(self.database)
 
     def ask(self, sql: str, **parameters: Any) -> list[Any]:
         with self.database.engine.begin() as connection:
@@ -186,5 +182,4 @@ def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
     """Return the contracts with backoffs that are not randomised."""
     waits = {contract.id: contract.retry.backoff.model_copy(update={"kind": "exp"}) for contract in contracts}
-    retries = {contract.id: contract.retry.model_copy(update={"backoff": waits[contract.id]}) for contract in contracts}
-    return ContractRegistry.of([contract.model_copy(update={"retry": retries[contract.id]}) for contract in contracts])
+    return ContractRegistry.of([with_section(contract, "retry", backoff=waits[contract.id]) for contract in contracts])

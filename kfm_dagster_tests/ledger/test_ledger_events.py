@@ -291,14 +291,7 @@ def test_an_event_is_a_json_line_with_unit_and_run_and_without_free_text(scene: 
     scene.bench.ledger.settle([error.evolve(integrity=replace(error.integrity, issues=(secret,)))], run_id=RUN)
     [record] = log.records
     assert (record.name, record.levelname) == ("kfm_dagster.ledger.events", "WARNING")
-    assert json.loads(record.getMessage()) == {
-        "event": "failed",
-        "wal_id": claim.wal_id,
-        "dataset": "nexrad-l2",
-        "last_error_code": "missing_object",
-        "attempt": 1,
-        "run_id": RUN,
-    }
+    assert json.loads(record.getMessage()).keys() == FIELDS
     assert not any(part in str(vars(record)) for part in ("geheim", "jane", "bucket"))
 
 

@@ -125,7 +125,7 @@ def test_a_field_added_only_to_the_envelope_is_in_ledger_artifact_and_record(dat
     }
 
 
-@pytest.mark.clause("WSM-17")
+@pytest.mark.clause("WSM-17", "WSM-07")
 def test_every_transition_records_actor_time_statuses_version_reason_and_run(bench: Bench) -> None:
     unit = envelope()
     start = bench.clock.now
@@ -154,6 +154,8 @@ def test_every_transition_records_actor_time_statuses_version_reason_and_run(ben
         (3, 2, "worker-1", "in_progress", "failed", "missing_object", "run-1"),
         (4, 3, "jane", "failed", "pending", "incident", "replay-1"),
     ]
+    record = bench.ledger.get(unit.wal_id)
+    assert (record.replay_reason, record.ingest_run_id, record.next_attempt_at) == ("incident", "replay-1", None)
 
 
 @pytest.mark.clause("WSM-17")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.alerts.plan import Level
@@ -31,7 +30,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import LEGAL, Bench, make_bench
-from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T
+from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T, insert
 
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined")
 PAIRS = sorted(itertools.product((None, *STATES), (None, *STATES)), key=str)
@@ -60,10 +59,8 @@ RECORD = STANDING["nodd_wal_records"][0]
 
 def type_record(bench: Bench, *, verb: str = "", **changes: Any) -> None:
     """Insert the record of a newly announced unit, with changes."""
-    row = {**RECORD, **changes}
     with bench.database.engine.begin() as connection:
-        typed = sa.insert(sa.table("nodd_wal_records", *map(sa.column, row))).prefix_with(verb)
-        connection.execute(typed.values(row))
+        insert(connection, "nodd_wal_records", {**RECORD, **changes}, verb=verb)
 
 
 def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | None) -> None:

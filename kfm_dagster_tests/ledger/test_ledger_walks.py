@@ -22,7 +22,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster.ledger.state_machine import LEGAL, Status
 from kfm_dagster_tests.factories import PERSON, envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, Bench, expected_event, logged
+from kfm_dagster_tests.ledger.bench import JANE, Bench, counted, expected_event, logged
 from kfm_dagster_tests.transactions import own_tx
 
 NUMBERS = itertools.count()
@@ -208,7 +208,7 @@ def test_any_sequence_of_actions_keeps_the_rules_and_the_history_rebuilds_each_r
         walk.switch([], RUNS[0])
     balance = bench.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
-    assert bench.ledger.move_counts() == bench.counted()
+    assert bench.ledger.move_counts() == counted(bench.database)
 
 
 def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:

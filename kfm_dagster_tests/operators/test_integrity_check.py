@@ -13,7 +13,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import Peers, PeerSizes
 from kfm_dagster.operators.integrity_check import integrity_check, unreadable
 from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, with_section
 
 pytestmark = pytest.mark.clause("OPR-04")
 
@@ -46,9 +46,10 @@ class Recorded:
 
 
 def check(handle: Recorded, *, announced: dict[str, Any] | None = None, **rules: Any) -> Integrity:
-    contract = HRRR.model_copy(update={"integrity": HRRR.integrity.model_copy(update=rules)})
     fields = {"object_version": "abc", "object_size": 200} | (announced or {})
-    return integrity_check(envelope(dataset="hrrr", **fields), contract=contract, handle=handle)
+    return integrity_check(
+        envelope(dataset="hrrr", **fields), contract=with_section(HRRR, "integrity", **rules), handle=handle
+    )
 
 
 def test_sound_object_passes_every_check_with_one_request() -> None:

@@ -22,6 +22,7 @@ from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import IgnoreReason, ParsedMessage, parse_listed, parse_message
 from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster_tests.factories import with_section
 
 REGISTRY = ContractRegistry.load()
 GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
@@ -98,9 +99,8 @@ def test_keys_are_decoded_as_form_data() -> None:
     hrrr = REGISTRY["hrrr"]
     start = hrrr.storage.key_grammar.start.model_copy(update={"value": "{date}{time}", "format": "%Y%m%d%H:%M"})
     grammar = hrrr.storage.key_grammar.model_copy(update={"pattern": pattern, "end_offset_hours": None, "start": start})
-    storage = hrrr.storage.model_copy(update={"key_grammar": grammar, "prefixes": ["data/"]})
-    stac = hrrr.stac.model_copy(update={"item_id": "{date}"})
-    registry = ContractRegistry.of([hrrr.model_copy(update={"storage": storage, "stac": stac})])
+    stored = with_section(hrrr, "storage", key_grammar=grammar, prefixes=["data/"])
+    registry = ContractRegistry.of([with_section(stored, "stac", item_id="{date}")])
     body = raw(record(bucket="noaa-hrrr-bdp-pds", key="data/x+y/20210823_00%3A30%3Da%2Bb.nc"))
     (unit,) = parse(body, registry).envelopes
     assert unit.key == "data/x y/20210823_00:30=a+b.nc"
@@ -188,8 +188,7 @@ def test_a_topic_announces_only_its_own_dataset() -> None:
     assert code_of(sns(raw(stations))) is ParseIssue.UNKNOWN_BUCKET
     # Two datasets in one bucket.
     hrrr, goes = REGISTRY["hrrr"], REGISTRY["goes-abi"]
-    storage = hrrr.storage.model_copy(update={"buckets": ["noaa-goes19"]})
-    registry = ContractRegistry.of([goes, hrrr.model_copy(update={"storage": storage})])
+    registry = ContractRegistry.of([goes, with_section(hrrr, "storage", buckets=["noaa-goes19"])])
     assert parse(sns(raw(record()), topic=GOES_TOPIC), registry).rejections == ()
     (rejection,) = parse(sns(raw(record()), topic=HRRR_TOPIC), registry).rejections
     assert rejection.reason_code == ParseIssue.UNROUTABLE_TOPIC
@@ -346,10 +345,7 @@ def test_messages_of_a_dataset_that_is_not_followed_are_ignored() -> None:
 
 @pytest.mark.clause("OPR-03")
 def test_the_contract_decides_whether_the_event_of_a_removed_object_is_rejected() -> None:
-    goes = REGISTRY["goes-abi"]
-    strict = goes.model_copy(
-        update={"notifications": goes.notifications.model_copy(update={"object_removed": "reject"})}
-    )
+    strict = with_section(REGISTRY["goes-abi"], "notifications", object_removed="reject")
     (rejection,) = parse(raw(record(eventName="ObjectRemoved:Delete")), ContractRegistry.of([strict])).rejections
     assert rejection.reason_code == ParseIssue.UNSUPPORTED_SCHEMA_VERSION
     assert "goes-abi" in rejection.detail

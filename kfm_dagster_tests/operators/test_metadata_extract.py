@@ -23,12 +23,11 @@ from kfm_dagster.operators.metadata_extract import OpenSidecar, unreadable
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, with_section
 from kfm_dagster_tests.readers.reading import metadata_of
 
-SHIPPED = ContractRegistry.load()["hrrr"]
 # Scripted readers have no native values; `test_cut_objects.py` tests `key_values`.
-HRRR = SHIPPED.model_copy(update={"metadata_extract": SHIPPED.metadata_extract.model_copy(update={"key_values": {}})})
+HRRR = with_section(ContractRegistry.load()["hrrr"], "metadata_extract", key_values={})
 KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
 START = datetime(2025, 12, 3, tzinfo=UTC)
 SQUARE = {"type": "Polygon", "coordinates": [[[-1, 0], [1, 0], [1, 1], [-1, 1], [-1, 0]]]}
@@ -80,7 +79,7 @@ def codes(metadata: Metadata) -> list[str]:
 def with_sidecar(**changes: Any) -> DatasetContract:
     """Return the contract with a changed declaration of its sidecar."""
     sidecar = HRRR.storage.sidecars[0].model_copy(update=changes)
-    return HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
+    return with_section(HRRR, "storage", sidecars=[sidecar])
 
 
 class GoneSource(BytesSource):
@@ -129,14 +128,6 @@ def test_unit_without_sound_integrity_is_not_read() -> None:
         reader.assert_not_called()
 
 
-class Dated(BytesSource):
-    """A sidecar with the time at which it was written."""
-
-    def __init__(self, at: datetime | None) -> None:
-        super().__init__(b"index")
-        self.last_modified = at
-
-
 @pytest.mark.clause("BEY-04")
 @pytest.mark.parametrize("belongs", [True, False])
 def test_an_index_written_long_before_its_object_is_suspect(belongs: bool) -> None:
@@ -155,7 +146,8 @@ def test_an_index_written_long_before_its_object_is_suspect(belongs: bool) -> No
         (with_sidecar(may_precede_seconds=60), 60, False),
         (with_sidecar(may_precede_seconds=60), 61, True),
     ):
-        sidecar = Dated(None if seconds is None else START - timedelta(seconds=seconds))
+        sidecar: Any = BytesSource(b"index")
+        sidecar.last_modified = None if seconds is None else START - timedelta(seconds=seconds)
         metadata = extract(
             reader, of=unit_with_time, contract=contract, open_sidecar=lambda _, sidecar=sidecar: sidecar
         )
@@ -207,8 +199,7 @@ def test_a_store_that_fails_during_reading_gives_a_transient_issue(*, wrapped: b
         return header()
 
     every_code_suspect = dict.fromkeys(MetadataIssue, Severity.SUSPECT)
-    rules = HRRR.metadata_extract.model_copy(update={"severities": every_code_suspect})
-    lenient = HRRR.model_copy(update={"metadata_extract": rules})
+    lenient = with_section(HRRR, "metadata_extract", severities=every_code_suspect)
     metadata = extract(reader, source=GoneSource(b""), contract=lenient)
     assert (codes(metadata), metadata.status) == (["storage_unavailable"], CheckStatus.FAILED)
     sidecar = extract(
@@ -306,8 +297,7 @@ def test_footprint_across_the_antimeridian_is_valid() -> None:
 
 @given(st.lists(st.tuples(st.floats(-180, 180), st.floats(-90, 90)), min_size=3, max_size=8), st.integers(3, 9))
 def test_rounding_keeps_rings_closed_and_is_idempotent(points: list[tuple[float, float]], decimals: int) -> None:
-    rules = HRRR.metadata_extract.model_copy(update={"coordinate_decimals": decimals})
-    contract = HRRR.model_copy(update={"metadata_extract": rules})
+    contract = with_section(HRRR, "metadata_extract", coordinate_decimals=decimals)
     once = extract(header(geometry=polygon(*points, points[0])), contract=contract)
     (ring,) = once.geometry["coordinates"]
     assert ring[0] == ring[-1]

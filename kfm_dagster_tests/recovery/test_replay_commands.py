@@ -264,11 +264,8 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
             for variable, value in environment.items():
                 patched.setenv(variable, value)
             answer = call(*arguments)
-        assert (name, answer.code, answer.out) == (name, code, "")
-        assert answer.err.count("\n") == 1
-        assert answer.err.startswith("kfm: ")
-        assert [part for part in parts if part not in answer.err] == [], name
-        assert "secret" not in answer.err
+        answer.refused(*parts, code=code)
+        assert "secret" not in answer.err, name
         assert (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir())) == before, name
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from itertools import count
 from threading import Barrier
 from typing import Any
 
@@ -33,7 +32,7 @@ from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.alerts.recorded import messages, service_url
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
-from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.moments import deaths, dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 from kfm_dagster_tests.storage.test_guards import LEGAL
 from kfm_dagster_tests.transactions import own_tx
@@ -201,12 +200,10 @@ def test_an_illegal_change_of_state_is_refused_in_one_line(stand: Stand) -> None
 def killed(stand: Stand, replay_run_id: str) -> set[str]:
     """Advance until done, dying at a later moment each time; return the moments of death."""
     moments: set[str] = set()
-    for at in count(1):
-        with dying(stand.pipeline.database, at=at) as death:
+    for at, death in deaths():
+        with dying(stand.pipeline.database, at=death):
             ReplayEngine(pipeline=stand.pipeline).advance(replay_run_id)
-        if not death.died:
-            break
-        moments.add(death.reached[at - 1])
+        moments |= {*death.reached[at - 1 : at]}
     return moments
 
 

@@ -28,7 +28,7 @@ from kfm_dagster.recovery.replay.limits import (
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.factories import failed, with_section
 from kfm_dagster_tests.recovery.replays import (
     NOW,
     PERSON,
@@ -219,9 +219,7 @@ def test_no_option_readmits_a_unit_of_a_switched_off_dataset(stand: Stand) -> No
 
 def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> None:
     """Change the contract's attempts, as a release can, for all pipelines of the process."""
-    contract = stand.pipeline.registry["nexrad-l2"]
-    retry = contract.retry.model_copy(update={"max_attempts": attempts})
-    changed = contract.model_copy(update={"retry": retry})
+    changed = with_section(stand.pipeline.registry["nexrad-l2"], "retry", max_attempts=attempts)
     monkeypatch.setitem(stand.pipeline.registry.contracts, "nexrad-l2", changed)
 
 

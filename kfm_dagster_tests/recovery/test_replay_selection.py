@@ -22,7 +22,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.selection import Selection, load_selection, parse_selection, selection_of
 from kfm_dagster.recovery.replay.units import select
-from kfm_dagster_tests.factories import START, envelope
+from kfm_dagster_tests.factories import START, envelope, with_section
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -241,8 +241,7 @@ def test_items_of_a_range_of_days_are_rebuilt_by_the_current_release(pipeline: P
     ingest(pipeline, items)
     contract = pipeline.registry["nexrad-l2"]
     titled = contract.stac.data_asset.model_copy(update={"title": "A new title"})
-    stac = contract.stac.model_copy(update={"data_asset": titled})
-    newer = replace(pipeline, registry=ContractRegistry.of([contract.model_copy(update={"stac": stac})]))
+    newer = replace(pipeline, registry=ContractRegistry.of([with_section(contract, "stac", data_asset=titled)]))
     days = {"first": PARTITION, "last": PARTITION}
     engine = ReplayEngine(pipeline=newer)
     wide = volumes_selection("succeeded", mode="repair-and-replace").model_dump(mode="json")

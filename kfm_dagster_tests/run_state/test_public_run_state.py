@@ -19,6 +19,7 @@ from kfm_dagster.lineage.unit import LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import goes, run_state
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, with_stac
 
 FACET = Path(__file__).resolve().parents[2] / "docs" / "spec" / "kfm-run-state-facet.schema.json"
@@ -30,13 +31,7 @@ MASKED = "governed-752b4a88"
 
 def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> DatasetContract:
     """Return the GOES contract with this governance, and a Collection of another name."""
-    known = contracts["goes-abi"]
-    return known.model_copy(
-        update={
-            "governance": known.governance.model_copy(update=governance),
-            "stac": known.stac.model_copy(update={"collection": "scans"}),
-        }
-    )
+    return with_section(with_section(contracts["goes-abi"], "governance", **governance), "stac", collection="scans")
 
 
 def item_of(contracts: ContractRegistry, contract: DatasetContract) -> dict[str, Any]:

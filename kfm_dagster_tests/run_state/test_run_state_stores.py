@@ -255,12 +255,11 @@ def test_an_invalid_object_is_named_in_the_error(tmp_path: Path, setup: Setup) -
             setup.open().get(record().dataset_id, record().run_id)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["", "delta+"])
-def test_a_missing_bucket_is_an_error(tmp_path: Path, bucket: str, kind: str) -> None:
-    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
+def test_a_missing_bucket_is_an_error(database: Database, bucket: str, kind: str) -> None:
     with pytest.raises(DependencyUnavailableError, match=r"cannot be used; .*no such bucket; .*correct KFM_RUN_STATE"):
         Setup(database, f"{kind}s3://{bucket}-gone").put(record())
-    database.dispose()
 
 
 TABLE = "the table run_state of KFM_WAL_DSN"
@@ -318,15 +317,14 @@ def test_a_second_store_of_one_environment_is_refused_with_both_names(
     assert setup.open().get(record().dataset_id, record().run_id) == record()
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("spelling", ["{0}/runs/", "../{1}/runs"])
 def test_a_store_is_the_same_under_another_spelling_of_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     for configured in (f"{tmp_path}/runs", spelling.format(tmp_path, tmp_path.name)):
         Setup(database, configured).put(record())
-    database.dispose()
 
 
 @pytest.mark.clause("RSP-07")
@@ -364,14 +362,13 @@ def test_looking_up_states_does_not_choose_a_store(database: Database, tmp_path:
 
 
 @pytest.mark.clause("RSP-07")
+@pytest.mark.one_database
 def test_a_delta_table_without_the_package_is_an_error_with_the_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     with pytest.raises(
         ConfigurationError, match=r"deltalake is not installed; next: pip install 'kfm-dagster\[delta\]'"
     ):
         Setup(database, f"delta+{tmp_path}/runs").open()
     assert Setup(database, "").open().counts(), "the refusal does not choose a store"
-    database.dispose()

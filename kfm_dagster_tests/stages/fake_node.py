@@ -9,13 +9,14 @@ from typing import Any
 
 from obstore.store import ObjectStore
 
+from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.card import Card
+from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine
 from kfm_dagster.stages.gates.verdict import Verdict, of_every_gate
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.run_contract import StageRunner
@@ -108,6 +109,15 @@ def execute(
     runner: StageRunner, node: FakeNode, *, run_id: str = "run", upstream: StageBatch | None = None
 ) -> StageBatch:
     return runner.commit(runner.run(node, run_id=run_id, upstream=upstream))
+
+
+def machine_with(*changes: tuple[str, str]) -> StateMachine:
+    """Return the shipped state machine after replacements in its text."""
+    text = Card.load().files[STATE_MACHINE].decode()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return parse(text, StateMachine, source="test")
 
 
 def stage_runner(database: Database, run_states: RunStateStore, store: ObjectStore, **more: Any) -> StageRunner:

@@ -20,7 +20,7 @@ from kfm_dagster.stages.gates.subject import catalog_owners, partition_facts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster.storage.publisher import FolderPublisher
-from kfm_dagster_tests.factories import identified
+from kfm_dagster_tests.factories import identified, with_section
 from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject
 from kfm_dagster_tests.transactions import own_tx
@@ -70,7 +70,7 @@ def test_two_objects_with_one_item_id_collide_and_two_versions_of_one_object_do_
 ) -> None:
     catalog = Catalog(database, FolderPublisher(tmp_path), CONTRACTS)
     # A volume and its gzipped copy with the same Item id.
-    alike = NEXRAD.model_copy(update={"stac": NEXRAD.stac.model_copy(update={"item_id": "{name}"})})
+    alike = with_section(NEXRAD, "stac", item_id="{name}")
 
     def registered(unit: Envelope) -> list[Envelope]:
         own_tx(ledger).ensure([unit])

@@ -42,7 +42,7 @@ from kfm_dagster.stages.gates.units import (
     same_unit,
 )
 from kfm_dagster.stages.gates.verdict import Gate
-from kfm_dagster_tests.factories import failed, identified
+from kfm_dagster_tests.factories import failed, identified, with_section
 from kfm_dagster_tests.readers.reading import header_of
 from kfm_dagster_tests.readers.truth.comparison import real_objects
 from kfm_dagster_tests.stages.batches import (
@@ -67,8 +67,7 @@ GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
 
 def rules_of(dataset: str, **changes: Any) -> DatasetContract:
     """Return a contract with other rules for metadata-extract."""
-    contract = CONTRACTS[dataset]
-    return contract.model_copy(update={"metadata_extract": contract.metadata_extract.model_copy(update=changes)})
+    return with_section(CONTRACTS[dataset], "metadata_extract", **changes)
 
 
 OF_DEGREES = (
@@ -549,6 +548,14 @@ def test_the_dimensional_report_marks_quantities_that_do_not_close() -> None:
     }
     assert rows["file:size"]["dimension_observed"] == "[information]"
     assert report == orjson.loads(orjson.dumps(report))
+    # p_dim is 1 only if every quantity has a declared unit and closes.
+    assert dim_report(subject(*batch("goes-abi")))["p_dim"] == 1.0
+    undeclared = subject(*batch("goes-abi"), contract=rules_of("goes-abi", units=[]))
+    report = dim_report(undeclared)
+    assert not report["ok"]
+    assert {row["fault"] for row in report["quantities"]} == {None, "no unit is declared"}
+    (verdict,) = evaluate(undeclared, gates=(Gate.G4,))
+    assert f"p_dim {report['p_dim']:.4f}" in verdict.observed
 
 
 @pytest.mark.clause("PCS-12")
@@ -569,18 +576,6 @@ def test_a_value_is_checked_against_the_standard_s_range(fields: str, low: float
         declared = Quantity(fields=[field], unit=STANDARDS[field].unit)
         closure = closure_of(rules_of("goes-abi", units=[declared]), field)
         assert (field, closure.fault, closure.minimum, closure.maximum) == (field, None, low, high)
-
-
-@pytest.mark.clause("PCS-12")
-def test_p_dim_is_1_only_if_every_quantity_has_a_declared_unit_and_closes() -> None:
-    assert dim_report(subject(*batch("goes-abi")))["p_dim"] == 1.0
-    bare = subject(*batch("goes-abi"), contract=rules_of("goes-abi", units=[]))
-    report = dim_report(bare)
-    assert not report["ok"]
-    assert {row["fault"] for row in report["quantities"]} == {None, "no unit is declared"}
-    (verdict,) = evaluate(bare, gates=(Gate.G4,))
-    assert verdict.of_batch
-    assert f"p_dim {report['p_dim']:.4f}" in verdict.observed
 
 
 def test_units_have_the_expected_dimensions() -> None:

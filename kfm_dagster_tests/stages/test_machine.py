@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.stages.card import STATE_MACHINE, Card, StageState, StateMachine
+from kfm_dagster.stages.card import Card, StageState
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Stop, Verdict
 from kfm_dagster.stages.machine import decide, ending, idempotency_key, may_start
+from kfm_dagster_tests.stages.fake_node import machine_with
 
 CARD = Card.load()
-TEXT = CARD.files[STATE_MACHINE].decode()
 UNIT = WalId("u1")
 
 
@@ -25,11 +24,6 @@ def verdict(gate: Gate, *findings: Finding) -> Verdict:
 def verdicts(*failing: Verdict) -> Iterable[Verdict]:
     named = {verdict_.gate: verdict_ for verdict_ in failing}
     return [named.get(gate, verdict(gate)) for gate in Gate]
-
-
-def card(old: str = "", new: str = "") -> StateMachine:
-    assert old in TEXT
-    return parse(TEXT.replace(old, new, 1), StateMachine, source="test")
 
 
 @pytest.mark.clause("PCS-02", "PCS-20")
@@ -56,22 +50,17 @@ def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate,
 @pytest.mark.clause("PCS-14")
 def test_the_same_verdicts_have_other_effects_under_another_card() -> None:
     late = verdicts(verdict(Gate.G5, Finding(what="late")))
-    stops = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
-    blind_to_s2 = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
+    stops = machine_with(("G5: {on_failure: restrict}", "G5: {on_failure: stop}"))
+    blind_to_s2 = machine_with(('when: "any(S1..S5)"', 'when: "any(S3..S5)"'))
     assert ending(decide(late, stops), stops) is StageState.FAILED
     assert ending(decide(late, CARD.machine), CARD.machine) is StageState.SUCCEEDED
     assert decide(late, stops).stops == {Stop.S2}
-    lax = card('when: "G1..G8 && !S1..S5"', 'when: "G1..G4"')
-    both = card('when: "any(S1..S5)"', 'when: "S1 && S2"')
+    lax = ('when: "G1..G8 && !S1..S5"', 'when: "G1..G4"')
+    both = ('when: "any(S1..S5)"', 'when: "S1 && S2"')
     assert ending(decide(late, stops), blind_to_s2) is StageState.FAILED
-    merged = parse(
-        TEXT.replace('when: "any(S1..S5)"', 'when: "S1 && S2"').replace('"G1..G8 && !S1..S5"', '"G1..G4"'),
-        StateMachine,
-        source="test",
-    )
-    assert ending(decide(late, stops), merged) is StageState.SUCCEEDED
-    assert (ending(decide(late, stops), lax), ending(decide(late, stops), both)) == (StageState.FAILED,) * 2
-    lenient = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
+    assert ending(decide(late, stops), machine_with(lax, both)) is StageState.SUCCEEDED
+    assert {ending(decide(late, stops), machine_with(change)) for change in (lax, both)} == {StageState.FAILED}
+    lenient = machine_with(('when: "deps_succeeded && G1..G3"', 'when: "G1"'))
     assert may_start(decide(verdicts(verdict(Gate.G2, Finding(what="x"))), lenient), lenient, deps_succeeded=False)
 
 
@@ -83,7 +72,7 @@ def test_the_idempotency_key_has_exactly_the_parts_that_the_card_names() -> None
     assert (
         len({key, *(idempotency_key(CARD.machine, {**parts, n: "x"}) for n in ("run_id", "partition", "window"))}) == 4
     )
-    with_stage = card("run_id+partition+window", "run_id+stage")
+    with_stage = machine_with(("run_id+partition+window", "run_id+stage"))
     assert idempotency_key(with_stage, parts) == idempotency_key(with_stage, {**parts, "window": "x"})
     assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
     # A part that includes the text of the next part gives another key.

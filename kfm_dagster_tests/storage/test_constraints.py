@@ -662,9 +662,9 @@ def _switch_triggers_off(connection: Connection) -> None:
         connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
 
 
-def insert(connection: Connection, table: str, row: Row) -> None:
-    """Insert a row into a table."""
-    connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).values(dict(row)))
+def insert(connection: Connection, table: str, row: Row, *, verb: str = "") -> None:
+    """Insert a row into a table, or insert it `OR REPLACE`."""
+    connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).prefix_with(verb).values(dict(row)))
 
 
 def _is_named(refusal: str, name: str, table: str) -> bool:

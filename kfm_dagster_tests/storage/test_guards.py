@@ -397,9 +397,8 @@ def test_a_success_is_overwritten_only_by_a_rollback_or_a_run_with_other_inputs(
         refusals = [(_changed(typed, "run_state", change), refused_change)]
         if typed.dialect.name == "sqlite":
             is_another = not change.keys().isdisjoint({"run_id", "dataset_id"})
-            refusals.append(
-                (_try(typed, partial(_replace, typed, {**SUCCESS, **change})), refused_change and not is_another)
-            )
+            replace = partial(insert, typed, "run_state", {**SUCCESS, **change}, verb="OR REPLACE")
+            refusals.append((_try(typed, replace), refused_change and not is_another))
         for refusal, expected in refusals:
             assert (refusal is not None) == expected, (change, refusal)
             assert refusal is None or "run_state_success_is_kept" in refusal
@@ -410,7 +409,8 @@ def test_a_failure_is_overwritten_by_any_outcome(typed: Connection) -> None:
     for change in ({"outcome": "skipped"}, {"outcome": "partial"}):
         assert _changed(typed, "run_state", change) is None
         if typed.dialect.name == "sqlite":
-            _replace(typed, {**SUCCESS, **FAILED, "inputs_hash": OTHER_INPUTS, **change})
+            other = {**SUCCESS, **FAILED, "inputs_hash": OTHER_INPUTS, **change}
+            insert(typed, "run_state", other, verb="OR REPLACE")
 
 
 def test_a_rolled_back_state_stays_rolled_back(typed: Connection) -> None:
@@ -421,17 +421,13 @@ def test_a_rolled_back_state_stays_rolled_back(typed: Connection) -> None:
 
 
 def test_a_checkpoint_names_applied_content(typed: Connection) -> None:
-    output = {**STANDING["node_output"][0], "content_hash": "b" * 64}
-    intent = {**STANDING["etl_wal"][0], "content_hash": "b" * 64, "status": "PENDING", "applied_at": None}
-    insert(typed, "node_output", output)
-    insert(typed, "etl_wal", intent)
-    move = f"UPDATE etl_checkpoint SET last_applied_hash = '{'b' * 64}'"
-    another = f"INSERT INTO etl_checkpoint (node, last_applied_hash, updated_at) VALUES ('n2', '{'b' * 64}', '{LATER}')"
+    content = PENDING["content_hash"]
+    insert(typed, "node_output", {**STANDING["node_output"][0], "content_hash": content})
+    move = f"UPDATE etl_checkpoint SET last_applied_hash = '{content}'"
+    another = f"INSERT INTO etl_checkpoint (node, last_applied_hash, updated_at) VALUES ('n2', '{content}', '{LATER}')"
     for statement in (move, another):
         assert "checkpoints_name_what_was_applied" in str(_refusal(typed, statement))
-    typed.exec_driver_sql(
-        f"UPDATE etl_wal SET status = 'APPLIED', applied_at = '{LATER}' WHERE content_hash = '{'b' * 64}'"
-    )
+    _update(typed, "etl_wal", {"status": "APPLIED", "applied_at": LATER}, content_hash=content)
     for statement in (move, another):
         assert _refusal(typed, statement) is None
 
@@ -562,11 +558,6 @@ def _update(connection: Connection, table: str, change: Mapping[str, Any], **whe
     connection.execute(statement.where(*(sa.column(name) == value for name, value in where.items())))
 
 
-def _replace(connection: Connection, row: Mapping[str, Any]) -> None:
-    statement = sa.insert(sa.table("run_state", *map(sa.column, row))).prefix_with("OR REPLACE")
-    connection.execute(statement.values(row))
-
-
 def _refusal(connection: Connection, statement: str) -> str | None:
     return _try(connection, lambda: connection.exec_driver_sql(statement))
 
@@ -586,18 +577,10 @@ def _try(connection: Connection, act: Callable[[], Any], *, keep: bool = False) 
 
 def _go(connection: Connection, state: str) -> None:
     """Set the state and all columns that the state requires, so that only the transition can be refused."""
-    values = {
-        "state": str(state),
-        "reason": "x" if state in {"paused", "stopped"} else None,
-        "finished": LATER if state == "finished" else None,
-    }
-    connection.execute(
-        sa.text(
-            "UPDATE replay_runs SET state = :state, state_reason = :reason, finished_at = :finished "
-            "WHERE replay_run_id = 'p2'"
-        ),
-        values,
-    )
+    reason = "x" if state in {"paused", "stopped"} else None
+    finished_at = LATER if state == "finished" else None
+    change = {"state": str(state), "state_reason": reason, "finished_at": finished_at}
+    _update(connection, "replay_runs", change, replay_run_id="p2")
 
 
 def _other(column: ReflectedColumn, value: Any) -> Any:

@@ -20,6 +20,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage import objects
 from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError, RemoteObject, UndeclaredObjectError
 from kfm_dagster.storage.objects import ObjectStores, open_store
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 REGISTRY = ContractRegistry.load()
@@ -169,7 +170,7 @@ def test_listing_returns_only_data_objects_of_the_day(stores: ObjectStores) -> N
         "hrrr.%Y%m%d/*/": both,  # every folder that matches the star
         "hrrr.%Y%m%d/*/hrrr.t00z.wrfsfcf0": both,
     }.items():
-        contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"listing": [listing]})})
+        contract = with_section(HRRR, "storage", listing=[listing])
         assert {entry.uri for entry in stores.list_day(contract, date(2025, 12, 3))} == uris, listing
         assert list(stores.list_day(contract, date(2025, 12, 4))) == []
 
@@ -333,8 +334,7 @@ def test_plain_http_is_for_loopback_only(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_stores_of_other_clouds_open_without_a_request() -> None:
     for provider in ("gcp", "azure"):
-        storage = HRRR.storage.model_copy(update={"provider": provider})
-        contract = HRRR.model_copy(update={"storage": storage})
+        contract = with_section(HRRR, "storage", provider=provider)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "noaa")
             assert ObjectStores(anonymous=True).open(contract, URI).uri == URI
@@ -358,7 +358,7 @@ def test_the_endpoint_of_a_contract_is_the_provider_s_unless_the_environment_rep
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"provider": provider})})
+        contract = with_section(HRRR, "storage", provider=provider)
         assert ObjectStores().endpoint(contract) == url
         assert ObjectStores(object_root=tmp_path).endpoint(contract) is None
 

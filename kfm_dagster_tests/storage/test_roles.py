@@ -23,7 +23,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role, grant_retention_role
-from kfm_dagster_tests.databases import as_role, ask, created, drop_role, refusal
+from kfm_dagster_tests.databases import as_role, ask, drop_role, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, make_bench
 
@@ -60,19 +60,18 @@ def role(postgres_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def owner(postgres_server: str, postgres_template: str, role: str) -> Iterator[Database]:
+def owner(role: str, postgres_url: str) -> Iterator[Database]:
     """A migrated database, connected as its owner, with the rights granted to the role."""
-    with created(postgres_server, template=postgres_template) as url:
-        opened = Database.open(url)
-        assert grant_deployment_role(opened, role)
-        yield opened
-        opened.dispose()
+    opened = Database.open(postgres_url)
+    assert grant_deployment_role(opened, role)
+    yield opened
+    opened.dispose()
 
 
 @pytest.fixture
-def deployment_url(owner: Database, role: str) -> str:
+def deployment_url(owner: Database, role: str, postgres_url: str) -> str:
     """The URL of a deployment's connection."""
-    return as_role(owner.engine.url.render_as_string(hide_password=False), role)
+    return as_role(postgres_url, role)
 
 
 @pytest.fixture
@@ -227,15 +226,14 @@ def test_a_role_does_not_migrate_and_the_error_names_the_command_that_migrates(
         )
 
 
-def test_an_empty_database_must_first_be_migrated_by_its_owner(owner: Database, role: str) -> None:
-    server = owner.engine.url.render_as_string(hide_password=False)
-    with created(server) as url:
-        empty = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-        with empty.connect() as connection:
-            connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # the default since PostgreSQL 15
-        empty.dispose()
-        with pytest.raises(SchemaVersionError, match="this role may not migrate it; observed schema 0"):
-            Database.open(as_role(url, role))
+@pytest.mark.usefixtures("owner")
+def test_an_empty_database_must_first_be_migrated_by_its_owner(empty_postgres_url: str, role: str) -> None:
+    empty = sa.create_engine(empty_postgres_url, isolation_level="AUTOCOMMIT")
+    with empty.connect() as connection:
+        connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # the default since PostgreSQL 15
+    empty.dispose()
+    with pytest.raises(SchemaVersionError, match="this role may not migrate it; observed schema 0"):
+        Database.open(as_role(empty_postgres_url, role))
 
 
 def test_a_table_without_rights_gives_an_error_in_one_line(owner: Database, deployment_url: str, role: str) -> None:
