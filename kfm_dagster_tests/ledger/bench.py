@@ -87,6 +87,11 @@ class Bench:
         )
         return claimed
 
+    def claimed(self, *units: Envelope, run_id: str = "run-1") -> list[Envelope]:
+        """Record new units, and claim them."""
+        self.ledger.ensure(units)
+        return self.claim(*units, run_id=run_id)
+
     def bring_to(self, status: str, unit: Envelope) -> None:
         """Record the unit and bring it to a status by legal transitions."""
         bring(self.ledger, status, [unit])

@@ -180,8 +180,7 @@ def test_a_unit_superseded_while_its_attempt_fails_is_quarantined_when_its_retry
     if bench.database.dialect == "sqlite":
         pytest.skip("one writer at a time: the second transaction sees the first")
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
-    bench.ledger.ensure([old])
-    claimed = bench.claim(old)
+    claimed = bench.claimed(old)
     with bench.database.transaction() as tx:
         report = bench.ledger.settle([failed(unit, "etag_mismatch") for unit in claimed], run_id=RUN, tx=tx)
         bench.ledger.ensure([new])  # neither transaction sees the other's uncommitted changes
@@ -236,8 +235,8 @@ TRANSIENT = "storage_unavailable"
 
 
 def fail(bench: Bench, unit: Envelope, code: str) -> Any:
-    """Claim the unit and fail its attempt with a code."""
-    return bench.ledger.settle([failed(claimed, code) for claimed in bench.claim(unit)], run_id=RUN)
+    """Claim the unit, which is recorded at the latest now, and fail its attempt with a code."""
+    return bench.ledger.settle([failed(claimed, code) for claimed in bench.claimed(unit)], run_id=RUN)
 
 
 def rows(bench: Bench, unit: Envelope) -> tuple[Any, int]:
@@ -264,7 +263,6 @@ AUTOMATIC: dict[str, Callable[[Bench, Envelope], object]] = {
 @pytest.mark.parametrize("code", [PERMANENT, TRANSIENT, "governance_hard_fail", "claim_lost"])
 def test_no_automatic_action_changes_a_unit_without_attempts_left(bench: Bench, code: str) -> None:
     unit = envelope()
-    bench.ledger.ensure([unit])
     for _ in range(3):
         fail(bench, unit, code)
         bench.ledger.requeue([unit.wal_id])
@@ -284,7 +282,6 @@ def test_a_permanent_error_has_a_smaller_limit_of_attempts(
     strict = {"codes": [PERMANENT], "max_attempts": limit}
     bench = make_bench(bench.database, with_retry(contracts, permanent=strict))
     hopeless, hopeful = envelope(1), envelope(2)
-    bench.ledger.ensure([hopeless, hopeful])
     for attempt in (1, 2, 3):
         for unit, code, most in ((hopeless, PERMANENT, limit), (hopeful, TRANSIENT, 3)):
             if attempt > most:
@@ -305,7 +302,6 @@ def test_a_permanent_error_ends_the_attempts_unless_the_error_can_pass_with_time
     curable = ("missing_object", "access_denied", "size_mismatch")
     for number, code in enumerate((*permanent, *curable)):
         unit, attempts = envelope(number), 1 if code in permanent else 3
-        bench.ledger.ensure([unit])
         for attempt in range(1, attempts + 1):
             report = fail(bench, unit, code)
             last = attempt == attempts
@@ -319,7 +315,6 @@ def test_a_failed_unit_without_attempts_under_a_stricter_contract_does_not_block
 ) -> None:
     """The contract became stricter after the attempt; the unit is always due first, but blocks no other unit."""
     hopeless, hopeful = envelope(1), envelope(2)
-    bench.ledger.ensure([hopeless, hopeful])
     fail(bench, hopeless, PERMANENT)
     bench.clock.advance(1)
     fail(bench, hopeful, TRANSIENT)
@@ -340,7 +335,6 @@ def test_a_failed_unit_without_attempts_under_a_stricter_contract_does_not_block
 @pytest.mark.clause("WSM-15")
 def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: Bench) -> None:
     unit = envelope()
-    bench.ledger.ensure([unit])
     waits = []
     for _ in range(3):
         fail(bench, unit, TRANSIENT)
@@ -386,7 +380,6 @@ def test_no_retry_starts_after_the_deadline_but_a_replay_by_a_person_does(
 @pytest.mark.parametrize("end", ["fails", "succeeds", "is lost"])
 def test_a_released_unit_without_attempts_left_gets_exactly_one_more_attempt(bench: Bench, end: str) -> None:
     unit = envelope()
-    bench.ledger.ensure([unit])
     for _ in range(3):
         fail(bench, unit, TRANSIENT)
         bench.ledger.requeue([unit.wal_id])
@@ -461,7 +454,6 @@ def test_a_unit_lost_while_its_dataset_is_switched_off_is_retried_after_the_swit
 def test_a_failure_that_is_not_compensable_gets_no_second_attempt(bench: Bench, contracts: ContractRegistry) -> None:
     bench = make_bench(bench.database, contracts, human_review={GateIssue.G4})
     unit = envelope()
-    bench.ledger.ensure([unit])
     assert fail(bench, unit, GateIssue.G4).quarantined == (unit.wal_id,)
     record = bench.ledger.get(unit.wal_id)
     assert (record.attempts, record.change_reason, record.last_error_code) == (1, GateIssue.G4, GateIssue.G4)

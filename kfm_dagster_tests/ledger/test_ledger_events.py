@@ -51,8 +51,7 @@ class Scene:
 
     def claimed(self, attempt: int = 1) -> Envelope:
         """Record the unit and claim it for its n-th attempt."""
-        self.bench.ledger.ensure([self.unit])
-        [claim] = self.bench.claim(self.unit)
+        [claim] = self.bench.claimed(self.unit)
         while claim.attempt < attempt:
             self.bench.ledger.settle([failed(claim, TRANSIENT)], run_id=RUN)
             self.bench.ledger.requeue([self.unit.wal_id])
@@ -315,8 +314,7 @@ def test_units_released_in_one_call_have_events_with_their_own_reasons(scene: Sc
     """A named run and a run with an expired lease are released in one call."""
     second = envelope(1)
     expired(scene)
-    scene.bench.ledger.ensure([second])
-    scene.bench.claim(second, run_id="run-2")
+    scene.bench.claimed(second, run_id="run-2")
     scene.bench.ledger.release_lost(run_ids=["run-2"])
     assert sorted(
         (event["event"], event["wal_id"], event["last_error_code"], event["run_id"]) for event in log
@@ -330,8 +328,7 @@ def test_units_released_in_one_call_have_events_with_their_own_reasons(scene: Sc
 @pytest.mark.clause("WSM-20")
 def test_events_need_no_additional_sql_statement(bench: Bench, log: Events) -> None:
     def statements(units: list[Envelope]) -> int:
-        bench.ledger.ensure(units)
-        claimed = bench.claim(*units)
+        claimed = bench.claimed(*units)
         log.clear()
         executed: list[str] = []
 

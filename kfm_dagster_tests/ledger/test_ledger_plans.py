@@ -89,6 +89,8 @@ LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
 READ = GROWING | {"etl_steps", "node_output", "stage_audit", "clock_readings"}
 """The tables that grow, and the tables that the statements of steps and alerts read."""
 STEPS = 2 * MOST
+ANY_TEXT = "worker_id actor code_version before_id after error_code error_message why change_ref reason action"
+"""Parameters whose text changes no plan."""
 
 
 def test_no_frequent_statement_reads_a_growing_table_completely(
@@ -170,7 +172,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
     first = known[0]
     wal_ids = [row.wal_id for row in known]
     batch = [{"wal_id": row.wal_id, "attempt": row.attempts, "version": row.version} for row in known]
-    return {
+    return dict.fromkeys(ANY_TEXT.split(), "x") | {
         "at": "2026-03-01T00:00:00.000000Z",
         "now": "2026-03-01T00:00:00.000000Z",
         "calibrated_since": "2026-03-01T00:00:00.000000Z",
@@ -178,21 +180,16 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "terms": "[]",
         "closed": CLOSED,
         "run_id": "run-1",
-        "worker_id": "w",
-        "actor": "w",
         "dataset": first.dataset,
         "partition": first.partition_key,
         "first": first.partition_key,
         "last": first.partition_key,
-        "code_version": "1",
         "state": "deleted",
         "status": "failed",
         "before_time": "9999-12-31T00:00:00.000000Z",
-        "before_id": "",
         "since": "2025-12-01T00:00:00.000000Z",
         "limit": 100,
         "most": MOST,
-        "after": "",
         "wal_id": wal_ids[0],
         "wal_ids": orjson.dumps(wal_ids).decode(),
         "batch": orjson.dumps(batch).decode(),
@@ -204,14 +201,8 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
         "collection_id": first.dataset,
         "item_ids": '["an-item"]',
         "policy": orjson.dumps(replay_rules(contracts)).decode(),
-        "error_code": "missing_object",
-        "error_message": "x",
         "event_start": "2025-12-01T00:00:00.000000Z",
         "event_end": "2026-03-01T00:00:00.000000Z",
-        "reason": "retry",
-        "why": "x",
-        "action": "release",
-        "change_ref": "CHG-1",
         "details": "{}",
         "from_status": "quarantined",
         "to_status": "pending",

@@ -101,8 +101,7 @@ from kfm_dagster_tests.ledger.bench import make_bench
 
 unit = envelope(1).evolve(station="KTLX", measured=datetime(2025, 4, 1, 12, tzinfo=UTC))
 bench = make_bench(Database.open(url), ContractRegistry.load())
-bench.ledger.ensure([unit, envelope(2)])
-claimed = bench.claim(unit, envelope(2))
+claimed = bench.claimed(unit, envelope(2))
 kept = from_parquet(to_parquet(columns_of(claimed)))
 record = bench.ledger.get(unit.wal_id)
 bench.database.dispose()

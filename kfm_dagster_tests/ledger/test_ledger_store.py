@@ -141,8 +141,7 @@ def test_a_unit_without_a_complete_chain_fails_even_if_no_step_reports_an_issue(
 
 @pytest.mark.clause("WSM-06")
 def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(bench: Bench) -> None:
-    bench.ledger.ensure([envelope()])
-    (claimed,) = bench.claim()
+    (claimed,) = bench.claimed(envelope())
     issue = Issue(
         code="access_denied",
         severity=Severity.FAILED,
@@ -181,8 +180,7 @@ def test_a_success_clears_the_previous_error_and_its_record_names_the_item(bench
 def test_a_unit_is_superseded_only_by_a_newer_success(bench: Bench, ended: str) -> None:
     """An unsettled newer unit can still be rolled back; then the object would have no Item."""
     newer, older = envelope(1), envelope(2)
-    bench.ledger.ensure([newer, older])
-    first, yielding = bench.claim(newer, older)
+    first, yielding = bench.claimed(newer, older)
     if ended == "earlier":
         bench.ledger.settle([finished(first)], run_id=RUN)
     assert yielding.wal_id == older.wal_id
@@ -270,8 +268,7 @@ def test_a_claim_is_released_after_its_lease_and_not_at_the_lease_s_last_instant
     bench.bring_to("in_progress", old)
     bench.clock.advance(DEFAULT_LEASE.total_seconds())
     assert bench.ledger.release_lost() == RecoverReport()
-    bench.ledger.ensure([live])
-    bench.claim(live, run_id="run-2")
+    bench.claimed(live, run_id="run-2")
     bench.clock.advance(1e-6)
     report = bench.ledger.release_lost()
     assert (report.requeued, report.quarantined, report.failed) == ((old.wal_id,), (), ())
@@ -286,8 +283,7 @@ def test_a_claim_is_released_after_its_lease_and_not_at_the_lease_s_last_instant
 @pytest.mark.parametrize("who", ["an earlier attempt of the same run", "another run with the right attempt"])
 def test_only_the_run_and_attempt_of_a_claim_can_write_and_settle(bench: Bench, who: str) -> None:
     unit = envelope(0)
-    bench.ledger.ensure([unit])
-    (stale,) = bench.claim(unit)
+    (stale,) = bench.claimed(unit)
     bench.ledger.release_lost(run_ids=["run-1"])
     (held,) = bench.claim(unit)
     assert (stale.attempt, held.attempt) == (1, 2)
@@ -382,11 +378,9 @@ def test_a_rollback_that_no_single_unit_caused_uses_an_attempt_of_each_unit(benc
 @pytest.mark.clause("WSM-11")
 def test_a_rollback_releases_only_the_claims_of_its_run_and_dataset(bench: Bench) -> None:
     unit, done, other = (envelope(number) for number in range(3))
-    bench.ledger.ensure([unit, done])
-    (_, claimed) = bench.claim(unit, done)
+    (_, claimed) = bench.claimed(unit, done)
     bench.ledger.settle([finished(claimed)], run_id="run-1")
-    bench.ledger.ensure([other])
-    bench.claim(other, run_id="run-2")
+    bench.claimed(other, run_id="run-2")
     for dataset, taken in (("goes-abi", ()), ("nexrad-l2", (unit.wal_id,)), ("nexrad-l2", ())):
         report = bench.ledger.release_rolled_back(run_id="run-1", dataset=dataset, because="token=abc of a stage")
         assert report == RecoverReport(requeued=taken)
@@ -489,10 +483,9 @@ def test_a_lost_unit_without_a_contract_fails_and_does_not_prevent_the_release_o
 @pytest.mark.clause("BEY-02")
 def test_a_recovery_removes_leases_without_claims(bench: Bench) -> None:
     first, second = envelope(1), envelope(2)
-    bench.ledger.ensure([first, second])
-    bench.claim(first, run_id="dead")
+    bench.claimed(first, run_id="dead")
     bench.clock.advance(24 * 3600)
-    bench.claim(second, run_id="alive")
+    bench.claimed(second, run_id="alive")
     bench.ledger.release_lost()
     assert [lease.run_id for lease in own_tx(bench.ledger.leases).all()] == ["alive"]
 
@@ -533,8 +526,7 @@ def test_a_discard_of_another_version_or_without_an_open_case_is_refused_and_clo
 @pytest.mark.clause("SEC-07", "BEY-02")
 def test_a_lease_is_extended_only_by_its_holder(bench: Bench, contracts: ContractRegistry) -> None:
     unit = envelope(1)
-    bench.ledger.ensure([unit])
-    bench.claim(unit, run_id="run-1")
+    bench.claimed(unit)
     [begun] = own_tx(bench.ledger.leases).all()
     bench.clock.advance(60)
     another = Ledger(bench.database, registry=contracts, worker_id="another", clock=bench.clock)

@@ -82,8 +82,7 @@ def test_for_each_month_only_the_newest_peers_are_kept(bench: Bench) -> None:
 def test_attempts_and_replays_use_the_peers_of_the_first_attempt(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=100) for number in range(8)))
     unit = volume(20, size=90)
-    bench.ledger.ensure([unit])
-    [claimed] = bench.claim(unit)
+    [claimed] = bench.claimed(unit)
     assert claimed.peer_sizes == (8, 100, 100)
     bench.ledger.settle([finished(claimed)], run_id="run-1")
     # Other peers have been recorded by now.
@@ -98,8 +97,7 @@ def test_attempts_and_replays_use_the_peers_of_the_first_attempt(bench: Bench) -
 def test_a_completion_uses_the_peers_of_the_object_s_first_unit_and_is_not_a_peer(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=100) for number in range(8)))
     unit = volume(20, size=90)
-    bench.ledger.ensure([unit])
-    [claimed] = bench.claim(unit)
+    [claimed] = bench.claimed(unit)
     before = kept(bench)
     with bench.database.transaction() as tx:
         [lacking] = bench.ledger.lacking_sidecars([unit.object_uri], tx=tx)
