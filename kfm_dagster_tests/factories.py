@@ -25,8 +25,9 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.governance.log import Decision
+from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
+from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.transactions import own_tx
 
@@ -136,6 +137,14 @@ def bring(ledger: Any, status: str, units: Sequence[Envelope], *, code: str | No
                 finished(unit) if status == "succeeded" else failed(unit, code or "missing_object") for unit in claimed
             ]
             own.settle(ends, run_id="run-1")
+
+
+def repeat_units(ledger: Any, *wal_ids: str) -> None:
+    """Make succeeded units pending again, as a person does."""
+    own = own_tx(ledger)
+    versions = {wal_id: own.get(wal_id).version for wal_id in wal_ids}
+    decided = {"action": GovernanceAction.REPEAT, "decision": PERSON}
+    assert own.override(versions, from_status=Status.SUCCEEDED, **decided) == set(wal_ids)
 
 
 _TEXT = st.text(max_size=20)

@@ -28,10 +28,8 @@ from kfm_dagster.contracts.issues import ProvenanceIssue
 from kfm_dagster.deployment.local import free_port
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.exports.metrics import QUANTILES, exposition
-from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.notifications.messages import QueueDepth
 from kfm_dagster.recovery.replay.limits import QUEUE_AGE_SLO_SECONDS
@@ -39,7 +37,7 @@ from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests import timeouts
 from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.conftest import AWS
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, repeat_units
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.programs import printed_by, program, running
 from kfm_dagster_tests.recovery.replays import another_result
@@ -53,7 +51,6 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "noaa-nodd-ingestion-core.json"
 DOCUMENT = ROOT.parent / "shared" / "spec" / "telemetry.md"
 """The specification. It is outside the repository, so it can be missing."""
 DATASET = "nexrad-l2"
-PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 SEVERITIES = {
     "NODD-Q-AGE-CRIT": "critical",
     "NODD-Q-DEPTH-WARN": "warning",
@@ -218,9 +215,7 @@ def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
     assert [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"] == []
 
     [record, _] = own_tx(ledger.ledger).find(limit=2)
-    own_tx(ledger.ledger).override(
-        {record.wal_id: record.version}, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
-    )
+    repeat_units(ledger.ledger, record.wal_id)
     claimed = own_tx(ledger.ledger).claim(dataset=DATASET, partition=chain.DAY.isoformat(), run_id="again", limit=1)
     assert own_tx(ledger.ledger).settle([another_result(unit) for unit in claimed], run_id="again").mismatched
     [firing] = until(ask, 'ALERTS{alertname="NODD-REPLAY-MISMATCH-CRIT",alertstate="firing"}')

@@ -29,7 +29,6 @@ from kfm_dagster.demo.samples.hrrr import hrrr_samples, make_hrrr
 from kfm_dagster.demo.samples.mrms import mrms_samples
 from kfm_dagster.demo.samples.nbm import nbm_samples
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2, nexrad_level2_samples
-from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
@@ -52,6 +51,7 @@ from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectErro
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.clouds import emptied
+from kfm_dagster_tests.factories import repeat_units
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -235,7 +235,6 @@ def test_each_bad_object_fails_with_its_code_and_the_sound_objects_succeed(
 
 BUCKET = "noaa-hrrr-bdp-pds"
 KEY, CONTENT, INDEX = make_hrrr(run=datetime.combine(DAY, time(6), UTC), lead=7)
-PERSON = Decision(actor="person", reason="once more", change_ref="CHG-1")
 
 
 def announce_peers(pipeline: Pipeline, hours: range, *, size: int) -> None:
@@ -285,13 +284,7 @@ def test_an_unusually_small_object_stays_suspect_if_later_peers_are_as_small(pip
     comparisons = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
     assert comparisons
     assert not [stage for stage in comparisons if stage.keys_differing or stage.results_differing]
-    version = own_tx(pipeline.ledger).history(unit)[-1].version
-    own_tx(pipeline.ledger).override(
-        {unit: version},
-        from_status=Status.SUCCEEDED,
-        action=GovernanceAction.REPEAT,
-        decision=PERSON,
-    )
+    repeat_units(pipeline.ledger, unit)
     run_chain(pipeline, "hrrr", DAY.isoformat(), "second", Source.LEDGER)
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
     assert traces.catalog_items(pipeline) == before

@@ -18,12 +18,11 @@ from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import LineageBatches
 from kfm_dagster.recovery import reconcile
 from kfm_dagster.recovery.reconcile import ON_ITS_WAY, ComparedDay, compare_day, repair_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.factories import failed, repeat_units
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
@@ -225,10 +224,7 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject
     notify(pipeline, *list(items.values())[:5])
     run_pending(pipeline, "run")
     ids = {uri: record.wal_id for uri, record in traces.records(pipeline).items()}
-    attempts = {ids[items[name].uri]: 3 for name in names[1:5]}
-    own_tx(pipeline.ledger).override(
-        attempts, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED
-    )
+    repeat_units(pipeline.ledger, *(ids[items[name].uri] for name in names[1:5]))
     ends = [ids[items[name].uri] for name in names[2:5]]
     claimed = {
         unit.object_uri: unit

@@ -20,7 +20,6 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.failpoints import Failpoint, Labels, install
-from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.chain import ClaimsLostError, roll_back, roll_back_or_leave
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
@@ -46,6 +45,7 @@ from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.lifecycle import StageLifecycle
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.factories import repeat_units
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
@@ -337,9 +337,7 @@ def test_a_stage_executed_again_after_its_run_was_settled_keeps_its_results(
 def test_the_replay_of_a_run_keeps_its_items_if_a_later_run_has_ingested_a_unit_again(pipeline: Pipeline) -> None:
     ingest(pipeline)
     unit = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0]
-    versions = {unit.wal_id: unit.version}
-    repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
-    assert own_tx(pipeline.ledger).override(versions, **repeat) == {unit.wal_id}
+    repeat_units(pipeline.ledger, unit.wal_id)
     run_pending(pipeline, "repeat")
     replayed(pipeline)
     assert_whole(pipeline)

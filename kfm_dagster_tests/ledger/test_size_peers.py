@@ -11,11 +11,9 @@ import pytest
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
-from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.recording import completion_of
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.factories import PERSON, envelope, finished
+from kfm_dagster_tests.factories import envelope, finished, repeat_units
 from kfm_dagster_tests.ledger.bench import Bench, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
@@ -87,9 +85,7 @@ def test_attempts_and_replays_use_the_peers_of_the_first_attempt(bench: Bench) -
     bench.ledger.settle([finished(claimed)], run_id="run-1")
     # Other peers have been recorded by now.
     admitted(bench, *(volume(number, size=10**6) for number in range(30, 60)))
-    version = bench.ledger.history(unit.wal_id)[-1].version
-    repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
-    assert bench.ledger.override({unit.wal_id: version}, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
+    repeat_units(bench.ledger, unit.wal_id)
     [reclaimed] = bench.claim(unit, run_id="run-2")
     assert (reclaimed.attempt, reclaimed.peer_sizes) == (2, (8, 100, 100))
 

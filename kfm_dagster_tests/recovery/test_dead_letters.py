@@ -30,6 +30,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.telemetry.totals import Total, kept_totals
 from kfm_dagster.views.feeds import rejected_message
 from kfm_dagster_tests.databases import every_row, refuse_rows
+from kfm_dagster_tests.factories import repeat_units
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice
 from kfm_dagster_tests.ledger.bench import with_retry
@@ -244,8 +245,7 @@ def test_a_drain_stops_when_a_unit_gives_another_result_than_before(dlq_fixture:
     dlq_fixture.receive_and_let_die(bodies(dlq_fixture, range(3)))
     dlq_fixture.bring_to("succeeded", range(3))
     ledger = dlq_fixture.pipeline.ledger
-    versions = dict.fromkeys(dlq_fixture.wal_ids(range(3)), 3)
-    own_tx(ledger).override(versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=DECISION)
+    repeat_units(ledger, *dlq_fixture.wal_ids(range(3)))
     dlq_fixture.bring_to("failed", range(3))
 
     def work(_: DeadLetterWork) -> None:

@@ -30,7 +30,7 @@ from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.alerts.recorded import messages, service_url
-from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.factories import failed, finished, repeat_units
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 from kfm_dagster_tests.moments import deaths, dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
@@ -110,13 +110,7 @@ def test_every_outcome_is_counted_and_the_counts_sum_to_the_selection(stand: Sta
     assert outcomes(stand, run.replay_run_id) == expected
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.RUNNING
     # A later readmission of the unit by another actor does not change the outcome.
-    version = stand.records()[units[0].wal_id].version
-    own_tx(stand.pipeline.ledger).override(
-        {claimed[units[0].wal_id].wal_id: version},
-        from_status=Status.SUCCEEDED,
-        action=GovernanceAction.REPEAT,
-        decision=PERSON,
-    )
+    repeat_units(stand.pipeline.ledger, units[0].wal_id)
     assert outcomes(stand, run.replay_run_id) == expected
 
 

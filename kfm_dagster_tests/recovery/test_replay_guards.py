@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.limits import (
     HOLD_AT,
@@ -28,7 +26,7 @@ from kfm_dagster.recovery.replay.limits import (
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.factories import failed, with_section
+from kfm_dagster_tests.factories import failed, repeat_units, with_section
 from kfm_dagster_tests.recovery.replays import (
     NOW,
     PERSON,
@@ -268,11 +266,7 @@ def test_a_result_written_by_newer_code_after_the_start_is_skipped(
     # Before the replay's batch, a worker of another release retries the unit successfully; then the unit fails again.
     own_tx(stand.pipeline.ledger).requeue([unit.wal_id])
     stand.work()
-    versions = {unit.wal_id: stand.records()[unit.wal_id].version}
-    override = own_tx(stand.pipeline.ledger).override(
-        versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
-    )
-    assert override == {unit.wal_id}
+    repeat_units(stand.pipeline.ledger, unit.wal_id)
     stand.work(failed, run_id="run-3")
     assert stand.statuses() == {"failed": 1}
     assert str(older.advance(run.replay_run_id)).endswith("skipped 1 downgrade")

@@ -22,6 +22,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.retention import Pruned, Retention, RetentionKind, stored_files
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster_tests.databases import every_row
+from kfm_dagster_tests.factories import repeat_units
 from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.ledger.bench import JANE
 from kfm_dagster_tests.retention.conftest import Keeping, files, written_at
@@ -301,13 +302,7 @@ def test_a_unit_whose_outputs_and_messages_are_deleted_is_repeated_from_its_obje
     assert [list(batch.envelopes) for batch in seen] == [[]] * len(seen)
     for state in pipeline.stages.run_states.of_run("nothing-new-either"):
         assert pipeline.artifacts.has(ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256)))
-    record = traces.records(pipeline)[item.uri]
-    own_tx(pipeline.ledger).override(
-        {record.wal_id: record.version},
-        from_status=Status.SUCCEEDED,
-        action=GovernanceAction.REPEAT,
-        decision=JANE,
-    )
+    repeat_units(pipeline.ledger, traces.records(pipeline)[item.uri].wal_id)
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "again", Source.LEDGER)
     assert traces.records(pipeline)[item.uri].status is Status.SUCCEEDED
     assert traces.outcomes(pipeline) == before
