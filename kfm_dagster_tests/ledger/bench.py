@@ -17,7 +17,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import Retry
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
-from kfm_dagster.ledger.record import HistoryEntry
+from kfm_dagster.ledger.record import HistoryEntry, NoddWalRecord
 from kfm_dagster.ledger.reports import MoveCount
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -92,9 +92,11 @@ class Bench:
         self.ledger.ensure(units)
         return self.claim(*units, run_id=run_id)
 
-    def bring_to(self, status: str, unit: Envelope) -> None:
-        """Record the unit and bring it to a status by legal transitions."""
+    def bring_to(self, status: str, unit: Envelope) -> NoddWalRecord:
+        """Record the unit and bring it to a status by legal transitions; return its record."""
         bring(self.ledger, status, [unit])
+        record: NoddWalRecord = self.ledger.get(unit.wal_id)
+        return record
 
     def successor(self, wal_id: str) -> str | None:
         """Return the unit that supersedes a unit."""

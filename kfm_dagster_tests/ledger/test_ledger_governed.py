@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import OVERRIDES, Status, explained
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope
@@ -43,11 +44,12 @@ VALUES (
 TERMINAL = ("quarantined", "succeeded")
 
 
-def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
-    """Return the governance row that lets a unit leave its terminal status, with `changes`."""
+def decision(record: NoddWalRecord, *, later: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return the decision by which a unit leaves its status; `later` raises the decided version."""
     right = {
-        "at": T, "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1,
-        "from_status": status, "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
+        "at": T, "actor": "person", "action": "release", "wal_id": record.wal_id,
+        "record_version": record.version + 1 + later,
+        "from_status": record.status.value, "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
         "proposal_id": None, "approved_by": None,
     }  # fmt: skip
     return right | changes
@@ -62,8 +64,8 @@ def type_together(bench: Bench, *statements: tuple[str, Mapping[str, Any]]) -> N
 
 NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {
     "no decision": [],
-    "a decision on a later version": [{"record_version": 9}],
-    "a decision on the current version": [{"record_version": 0}],
+    "a decision on a later version": [{"later": 1}],
+    "a decision on the current version": [{"later": -1}],
     "a decision from another status": [{"from_status": "failed"}],
     "a decision to another status": [{"to_status": "succeeded"}],
     "a decision on another unit": [{"wal_id": envelope(99).wal_id}],
@@ -75,35 +77,28 @@ NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.clause("WSM-02", "WSM-16")
 @pytest.mark.parametrize("status", TERMINAL)
 def test_no_unit_leaves_a_terminal_status_without_a_decision_on_exactly_this_change(bench: Bench, status: str) -> None:
-    unit = envelope()
-    bench.bring_to(status, unit)
+    record = bench.bring_to(status, envelope())
+    back = (BACK, {"wal_id": record.wal_id})
     bench.ledger.ensure([envelope(99)])
-    record = bench.ledger.get(unit.wal_id)
     before = every_row(bench.database)
     for name, wrong in NOT_ENOUGH.items():
-        rows = [decision(unit.wal_id, status, record.version, **changes) for changes in wrong]
-        for row in rows:
-            if row["record_version"] == 0:
-                row["record_version"] = record.version
         with pytest.raises(DBAPIError):
-            type_together(bench, *((DECIDE, row) for row in rows), (BACK, {"wal_id": unit.wal_id}))
+            type_together(bench, *((DECIDE, decision(record, **changes)) for changes in wrong), back)
         assert every_row(bench.database) == before, name
-    type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)), (BACK, {"wal_id": unit.wal_id}))
-    assert bench.ledger.statuses([unit.wal_id]) == {unit.wal_id: Status.PENDING}
+    type_together(bench, (DECIDE, decision(record)), back)
+    assert bench.ledger.get(record.wal_id).status is Status.PENDING
 
 
 @pytest.mark.clause("WSM-16")
 @pytest.mark.parametrize("status", TERMINAL)
 def test_a_decision_without_its_transition_is_refused_at_commit(bench: Bench, status: str) -> None:
-    unit = envelope()
-    bench.bring_to(status, unit)
-    record = bench.ledger.get(unit.wal_id)
+    record = bench.bring_to(status, envelope())
     with pytest.raises(DBAPIError, match=r"(?i)foreign key|decision_was_carried_out"):
-        type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
+        type_together(bench, (DECIDE, decision(record)))
     assert [entry.actor for entry in own_tx(bench.ledger.log).entries(action=GovernanceAction.RELEASE)] == []
     # So an unused decision cannot permit a later transition.
-    with pytest.raises(IllegalTransitionError, match=f"{unit.wal_id}: {status} > pending"), explained():
-        type_together(bench, (BACK, {"wal_id": unit.wal_id}))
+    with pytest.raises(IllegalTransitionError, match=f"{record.wal_id}: {status} > pending"), explained():
+        type_together(bench, (BACK, {"wal_id": record.wal_id}))
 
 
 @pytest.mark.clause("WSM-02", "WSM-16")
@@ -111,22 +106,18 @@ def test_a_decision_permits_a_terminal_unit_no_transition_except_to_pending(benc
     allowed = {(rule.from_status, rule.to_status) for rule in OVERRIDES}
     assert allowed == {("quarantined", "pending"), ("succeeded", "pending")}
     for number, status in enumerate(TERMINAL):
-        unit = envelope(number)
-        bench.bring_to(status, unit)
-        record = bench.ledger.get(unit.wal_id)
+        record = bench.bring_to(status, envelope(number))
         for to in ("in_progress", "failed", "succeeded", "quarantined"):
-            row = decision(unit.wal_id, status, record.version, to_status=to)
             move = BACK.replace("'pending'", f"'{to}'")
             with pytest.raises(DBAPIError, match=f"{status} > {to}"):
-                type_together(bench, (DECIDE, row), (move, {"wal_id": unit.wal_id}))
+                type_together(bench, (DECIDE, decision(record, to_status=to)), (move, {"wal_id": record.wal_id}))
 
 
 @pytest.mark.clause("WSM-16", "SEC-02")
 @pytest.mark.parametrize("status", [Status.QUARANTINED, Status.SUCCEEDED])
 def test_an_override_records_actor_reason_and_change_reference(bench: Bench, status: Status) -> None:
     unit = envelope()
-    bench.bring_to(status, unit)
-    record = bench.ledger.get(unit.wal_id)
+    record = bench.bring_to(status, unit)
     versions = {unit.wal_id: record.version}
     action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
     with pytest.raises(UnattributedDecisionError, match="change reference"):
@@ -174,9 +165,7 @@ def test_only_a_quarantine_opens_a_case(bench: Bench, status: str) -> None:
 
 @pytest.mark.clause("BEY-06", "SEC-02")
 def test_a_case_is_closed_only_by_a_logged_decision_on_the_case(bench: Bench) -> None:
-    unit, other_unit = envelope(1), envelope(2)
-    for quarantined in (unit, other_unit):
-        bench.bring_to("quarantined", quarantined)
+    unit, other_unit = (bench.bring_to("quarantined", envelope(number)) for number in (1, 2))
     own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=other_unit.wal_id)
     own_tx(bench.ledger.log).record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
     where = f" WHERE wal_id = '{unit.wal_id}'"
@@ -202,7 +191,7 @@ def test_a_case_is_closed_only_by_a_logged_decision_on_the_case(bench: Bench) ->
         bench.type_by_hand(f"UPDATE quarantine_cases SET state = 'open', closed_at = NULL, closing_entry = NULL{where}")
     # A discarded unit stays quarantined, even with a decision.
     with pytest.raises(IllegalTransitionError, match="discarded_stays_out"), explained():
-        type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
+        type_together(bench, (DECIDE, decision(unit)), (BACK, {"wal_id": unit.wal_id}))
 
 
 @pytest.mark.clause("BEY-06", "WSM-20")
@@ -221,7 +210,8 @@ def test_hand_typed_quarantine_and_release_also_write_case_and_governance_entry(
     cases = QuarantineCases(bench.database, clock=bench.clock)
     [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.reason, case.quarantined_version) == (CaseState.OPEN, "by hand", 4)
-    type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 4)), (BACK, {"wal_id": unit.wal_id}))
+    record = bench.ledger.get(unit.wal_id)
+    type_together(bench, (DECIDE, decision(record)), (BACK, {"wal_id": unit.wal_id}))
     [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")
 

@@ -213,8 +213,7 @@ UNSOUND = {
 def test_an_unsound_change_is_refused_by_the_named_constraint_and_changes_no_row(bench: Bench) -> None:
     for number, (rule, (state, assignment)) in enumerate(UNSOUND.items()):
         unit = envelope(number)
-        bench.bring_to(state, unit)
-        as_it_was = bench.ledger.get(unit.wal_id)
+        as_it_was = bench.bring_to(state, unit)
         with pytest.raises(DBAPIError, match=f"{rule.split(' ')[0]}: {unit.wal_id}: {state} > "):
             bench.type_by_hand(f"UPDATE nodd_wal_records SET {assignment} WHERE wal_id = :id", id=unit.wal_id)
         assert bench.ledger.get(unit.wal_id) == as_it_was

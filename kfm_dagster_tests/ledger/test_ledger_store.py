@@ -160,8 +160,7 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
 
 @pytest.mark.clause("WSM-05", "WSM-07")
 def test_a_success_clears_the_previous_error_and_its_record_names_the_item(bench: Bench) -> None:
-    bench.bring_to("failed", envelope())
-    failed = bench.ledger.get(envelope().wal_id)
+    failed = bench.bring_to("failed", envelope())
     bench.ledger.requeue([envelope().wal_id])
     # A replay keeps the last error.
     assert bench.ledger.get(envelope().wal_id).last_error_code == failed.last_error_code is not None
