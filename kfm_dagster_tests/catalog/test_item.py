@@ -31,7 +31,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
-from kfm_dagster_tests.factories import JSON, staged
+from kfm_dagster_tests.factories import JSON, staged, with_section
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -122,7 +122,7 @@ def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegi
 @pytest.mark.clause("OPR-21")
 def test_restricted_objects_have_no_public_address(contracts: ContractRegistry) -> None:
     contract = contracts["hrrr"]
-    closed = contract.model_copy(update={"governance": contract.governance.model_copy(update={"access": "restricted"})})
+    closed = with_section(contract, "governance", access="restricted")
     item = built(closed, hrrr())
     for asset in item["assets"].values():
         assert asset["href"].startswith("s3://")
@@ -273,8 +273,7 @@ def test_a_collection_has_its_dataset_s_status_and_a_link_to_its_successor(contr
         if member:
             assert validate_document({**collection, "stac_extensions": []})
     assert registry.only(["gfs"]).versions(old) == []
-    hidden = contracts["hrrr"].governance.model_copy(update={"indigenous_data_flag": True})
-    governed = contracts["hrrr"].model_copy(update={"governance": hidden})
+    governed = with_section(contracts["hrrr"], "governance", indigenous_data_flag=True)
     assert ContractRegistry.of([old, governed]).versions(old) == []
 
 

@@ -24,7 +24,7 @@ from kfm_dagster.demo.samples.oisst import BUCKET, oisst_samples
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.nexrad_radar import TDWR, sites
-from kfm_dagster_tests.factories import staged
+from kfm_dagster_tests.factories import staged, with_section
 from kfm_dagster_tests.fuzz.specimens import Specimen
 from kfm_dagster_tests.schemas import json_schema
 from kfm_dagster_tests.stages.batches import extracted
@@ -422,8 +422,7 @@ def test_an_unsafe_key_matches_no_pattern(contracts: ContractRegistry) -> None:
     for key in ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\\b", "a\x00b", "a\nb", "a\u202eb", "k" * 1025]:
         assert not is_safe_key(key)
         grammar = contracts["hrrr"].storage.key_grammar.model_copy(update={"pattern": r"(?s:.*)"})
-        storage = contracts["hrrr"].storage.model_copy(update={"key_grammar": grammar, "ignore": [".*"]})
-        permissive = KeyGrammarReader(contracts["hrrr"].model_copy(update={"storage": storage}))
+        permissive = KeyGrammarReader(with_section(contracts["hrrr"], "storage", key_grammar=grammar, ignore=[".*"]))
         assert permissive.kind(key) is KeyKind.FOREIGN
         assert permissive.match(key) is None
     for key in ["a", "a/b.c", ".hidden", "a/..b", "YEAR=2024/x", "a b/c:d+e", "é/x", "k" * 1024]:

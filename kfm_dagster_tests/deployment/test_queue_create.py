@@ -23,6 +23,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.factories import with_section
 
 MODULE = Path(__file__).parents[2] / "deploy" / "terraform" / "queue" / "main.tf"
 QUEUES = "GetQueueUrl GetQueueAttributes ReceiveMessage DeleteMessage ChangeMessageVisibility SendMessage"
@@ -224,8 +225,7 @@ def test_the_visibility_timeout_follows_contract_and_lease(contracts: ContractRe
 def test_a_filter_respects_the_prefix_limit_of_sns_and_is_omitted_for_other_shapes(contracts: ContractRegistry) -> None:
     def filtered(count: int) -> bool:
         prefixes = [f"gfs.{number}" for number in range(count)]
-        storage = contracts["gfs"].storage.model_copy(update={"prefixes": prefixes})
-        registry = ContractRegistry.of([contracts["gfs"].model_copy(update={"storage": storage})])
+        registry = ContractRegistry.of([with_section(contracts["gfs"], "storage", prefixes=prefixes)])
         [arn] = registry.topics
         return filter_policy(registry, arn) is not None
 

@@ -13,6 +13,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.programs import program
@@ -64,11 +65,9 @@ def with_awkward_names(pipeline: Pipeline, tmp_path: Path) -> None:
 def governed(contracts: ContractRegistry) -> ContractRegistry:
     """Return the contracts; those of the Collection nexrad-l2 have restricted sensitivity."""
     return ContractRegistry.of(
-        contract.model_copy(
-            update={"governance": contract.governance.model_copy(update={"sensitivity": "restricted"})}
-            if contract.stac.collection == "nexrad-l2"
-            else {}
-        )
+        with_section(contract, "governance", sensitivity="restricted")
+        if contract.stac.collection == "nexrad-l2"
+        else contract
         for contract in contracts
     )
 

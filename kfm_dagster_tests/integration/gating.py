@@ -15,6 +15,7 @@ from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE, Card, ReplayPlan, StateMachine
 from kfm_dagster_tests.clocks import reopened
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.integration.face import Face
 
 
@@ -45,9 +46,7 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
 
 def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Change fields of the contract's `metadata_extract`."""
-    contract = face.pipeline.registry["nexrad-l2"]
-    rules = contract.metadata_extract.model_copy(update=changes)
-    changed: Any = contract.model_copy(update={"metadata_extract": rules})
+    changed: Any = with_section(face.pipeline.registry["nexrad-l2"], "metadata_extract", **changes)
     monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", changed)
 
 

@@ -22,7 +22,7 @@ from kfm_dagster.lineage.batches import LineageBatches
 from kfm_dagster.recovery import reconcile
 from kfm_dagster.recovery.reconcile import ON_ITS_WAY, ComparedDay, compare_day, repair_day
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster_tests.factories import failed, repeat_units
+from kfm_dagster_tests.factories import failed, repeat_units, with_section
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
@@ -387,8 +387,6 @@ def test_etags_of_other_providers_than_aws_are_not_compared_with_etags_of_messag
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewritten(ingested, objects)
-    contract = ingested.registry[DATASET]
-    storage = contract.storage.model_copy(update={"provider": "gcp"})
-    elsewhere = contract.model_copy(update={"storage": storage})
+    elsewhere = with_section(ingested.registry[DATASET], "storage", provider="gcp")
     monkeypatch.setitem(ingested.registry.contracts, DATASET, elsewhere)
     assert differing(compare_day(ingested, DATASET, DAY)) == {}

@@ -14,6 +14,7 @@ from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.selection import API_VERSION, Mode, Options, SpecLimits
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.databases import every_row
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import PARTITION, deliver, missing, notify, put, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
@@ -136,12 +137,8 @@ def test_a_differing_result_of_a_replay_fails_the_run_s_check_which_names_the_un
     engine.start(volumes_selection("succeeded", mode="repair-and-replace", must_match=True), PERSON)
     assert [step.admitted is not None for step in engine.advance_all()] == [True]
     contract = face.pipeline.registry["nexrad-l2"]
-    stac = contract.stac.model_copy(
-        update={"data_asset": contract.stac.data_asset.model_copy(update={"title": "Volume"})}
-    )
-    monkeypatch.setitem(
-        face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"stac": stac})
-    )  # fmt: skip
+    titled = with_section(contract, "stac", data_asset=contract.stac.data_asset.model_copy(update={"title": "Volume"}))
+    monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", titled)
     second = face.execute("ingest_nexrad_l2", partition=PARTITION)
     check = unit_check(second)
     [record] = traces.records(face.pipeline).values()

@@ -34,6 +34,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.feed import Feed
 from kfm_dagster_tests.simulation.memory import SimulatedDatabase, Template
@@ -82,9 +83,7 @@ def simulated_contracts() -> ContractRegistry:
 
 def _impatient(contract: DatasetContract) -> DatasetContract:
     permanent = contract.retry.permanent.model_copy(update={"codes": PERMANENT, "max_attempts": 2})
-    return contract.model_copy(
-        update={"retry": contract.retry.model_copy(update={"max_attempts": 3, "permanent": permanent})}
-    )
+    return with_section(contract, "retry", max_attempts=3, permanent=permanent)
 
 
 class SurpriseError(Exception):

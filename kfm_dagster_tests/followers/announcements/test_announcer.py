@@ -27,6 +27,7 @@ from kfm_dagster.followers.announcements.sending import (
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import goes
+from kfm_dagster_tests.factories import with_section
 from kfm_dagster_tests.followers.announcements.changes import (
     FAILED,
     REFUSED,
@@ -432,10 +433,8 @@ def test_events_of_a_governed_dataset_show_no_more_than_the_catalog(
     database: Database, contracts: ContractRegistry
 ) -> None:
     """The configuration names the dataset itself; events carry its pseudonym."""
-    open_one = contracts[MINE]
-    restricted = open_one.governance.model_copy(update={"sensitivity": "restricted", "access": "restricted"})
-    stac = open_one.stac.model_copy(update={"collection": "governed-scans"})
-    contract = open_one.model_copy(update={"governance": restricted, "stac": stac})
+    restricted = with_section(contracts[MINE], "governance", sensitivity="restricted", access="restricted")
+    contract = with_section(restricted, "stac", collection="governed-scans")
     governed = ContractRegistry(contracts={**contracts.contracts, MINE: contract})
     item = item_of(governed, goes(0))
     subscribed = subscribe(database, governed, datasets=[MINE])
