@@ -25,6 +25,7 @@ from kfm_dagster.stages.card import Card, CardError
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.programs import printed_by, run_program
+from kfm_dagster_tests.transactions import own_tx
 
 CHAIN = {
     "envelopes": "message_parse",
@@ -211,8 +212,7 @@ def test_definitions_are_rebuilt_only_after_an_input_changed(tmp_path: Path, mon
 
     def lower_first_day() -> None:
         window = PartitionWindow(database=database, settings=Settings.load(), clock=utc_now)
-        with database.transaction() as tx:
-            assert window.lower(date(2020, 1, 1), actor="test", reason="an old backfill", tx=tx)
+        assert own_tx(window).lower(date(2020, 1, 1), actor="test", reason="an old backfill")
 
     for change in (
         add_contract,

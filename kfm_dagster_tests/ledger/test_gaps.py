@@ -17,6 +17,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.ledger.bench import Bench
+from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-05")
 
@@ -147,11 +148,10 @@ def test_objects_are_expected_from_a_product_s_first_announcement_and_on_a_liste
     gaps: Gaps, database: Database
 ) -> None:
     day, next_day = NOW.date(), NOW.date() + timedelta(days=1)
-    with database.transaction() as tx:
-        gaps.follow("nexrad-l2", {"volumes": NOW, "chunks": LONG_AGO}, tx=tx)
-        gaps.follow("nexrad-l2", {"volumes": LONG_AGO}, tx=tx)
-        gaps.follow("hrrr", {"surface": LONG_AGO}, tx=tx)
-        gaps.follow("gfs", {}, tx=tx)
+    own_tx(gaps).follow("nexrad-l2", {"volumes": NOW, "chunks": LONG_AGO})
+    own_tx(gaps).follow("nexrad-l2", {"volumes": LONG_AGO})
+    own_tx(gaps).follow("hrrr", {"surface": LONG_AGO})
+    own_tx(gaps).follow("gfs", {})
     assert [(feed.dataset, feed.product, feed.followed_since, feed.looked_until) for feed in gaps.feeds()] == [
         ("hrrr", "surface", LONG_AGO, None),
         ("nexrad-l2", "chunks", LONG_AGO, None),
@@ -162,8 +162,7 @@ def test_objects_are_expected_from_a_product_s_first_announcement_and_on_a_liste
     assert [feed.looked_until for feed in gaps.feeds()] == [None, NOW, NOW]
     assert gaps.listed_days(day, next_day) == set()
     for at in (NOW, NOW + timedelta(hours=1)):
-        with database.transaction() as tx:
-            gaps.listed("nexrad-l2", day.isoformat(), at=at, tx=tx)
+        own_tx(gaps).listed("nexrad-l2", day.isoformat(), at=at)
     assert gaps.listed_days(day, next_day) == {("nexrad-l2", day)}
     assert gaps.listed_days(next_day, next_day) == set()
     with database.snapshot() as view:

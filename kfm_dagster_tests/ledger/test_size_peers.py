@@ -95,8 +95,7 @@ def test_a_completion_uses_the_peers_of_the_object_s_first_unit_and_is_not_a_pee
     unit = volume(20, size=90)
     [claimed] = bench.claimed(unit)
     before = kept(bench)
-    with bench.database.transaction() as tx:
-        [lacking] = bench.ledger.lacking_sidecars([unit.object_uri], tx=tx)
+    [lacking] = bench.ledger.lacking_sidecars([unit.object_uri])
     completion = completion_of(lacking, ".idx", "e", "m")
     bench.ledger.ensure([completion], lane=Lane.BULK)
     assert recorded_peers(bench, completion) == claimed.peer_sizes == (8, 100, 100)

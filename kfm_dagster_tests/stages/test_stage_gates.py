@@ -455,9 +455,8 @@ def test_recovery_closes_the_other_attempts_although_one_worker_ends_meanwhile(
     upstream = first(runner)
     runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream)
     runner.run(FakeNode([envelope(1)]), run_id="other", upstream=first(runner, "other"))
-    with runner.database.transaction() as tx:
-        running = runner.lifecycle.store.unfinished(["run", "other"], limit=10, tx=tx)
-        runner.lifecycle.store.move(running[0], StageState.SUCCEEDED, tx=tx)
+    running = own_tx(runner.lifecycle.store).unfinished(["run", "other"], limit=10)
+    own_tx(runner.lifecycle.store).move(running[0], StageState.SUCCEEDED)
     # Recovery gets the attempts as the sensor had read them before the first one ended.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
     runner.lifecycle.close(["run", "other"])

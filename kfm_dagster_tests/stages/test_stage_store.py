@@ -37,24 +37,19 @@ def store(database: Database) -> StageStore:
     return StageStore(database, clock=lambda: NOW + timedelta(seconds=next(ticks)))
 
 
-def opened(
-    store: StageStore, database: Database, run_id: str = "run", stage: str = STAGE, **changes: Any
-) -> StageAttempt:
-    with database.transaction() as tx:
-        values: dict[str, Any] = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
-        return store.open(run_id, stage, tx=tx, **values)
+def opened(store: StageStore, run_id: str = "run", stage: str = STAGE, **changes: Any) -> StageAttempt:
+    values = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
+    return own_tx(store).open(run_id, stage, **values)
 
 
-def moved(store: StageStore, database: Database, attempt: StageAttempt, *states: StageState) -> StageAttempt:
+def moved(store: StageStore, attempt: StageAttempt, *states: StageState) -> StageAttempt:
     for state in states:
-        with database.transaction() as tx:
-            attempt = store.move(
-                attempt,
-                state,
-                error_class=ErrorClass.E_GATE if state is StageState.FAILED else None,
-                compensation={"undone": 0} if state is StageState.ROLLED_BACK else None,
-                tx=tx,
-            )
+        attempt = own_tx(store).move(
+            attempt,
+            state,
+            error_class=ErrorClass.E_GATE if state is StageState.FAILED else None,
+            compensation={"undone": 0} if state is StageState.ROLLED_BACK else None,
+        )
     return attempt
 
 
@@ -63,12 +58,12 @@ def moved(store: StageStore, database: Database, attempt: StageAttempt, *states:
 def test_only_the_four_transitions_are_possible_through_the_store_and_by_plain_sql(
     database: Database, store: StageStore, origin: StageState
 ) -> None:
-    attempt = moved(store, database, opened(store, database), *WAY[origin])
+    attempt = moved(store, opened(store), *WAY[origin])
     for to in StageState:
         if (origin, to) in POSSIBLE:
             continue
-        with pytest.raises(StageMoveError, match="the stage cannot make this move"), database.transaction() as tx:
-            store.move(attempt, to, tx=tx)
+        with pytest.raises(StageMoveError, match="the stage cannot make this move"):
+            own_tx(store).move(attempt, to)
         with database.engine.connect() as connection, connection.begin() as writing:
             # Refused even with a matching line of the audit.
             _insert_line(connection, store, event=f"{origin.value}>{to.value}")
@@ -77,14 +72,14 @@ def test_only_the_four_transitions_are_possible_through_the_store_and_by_plain_s
             writing.rollback()
     for to in StageState:
         if (origin, to) in POSSIBLE:
-            assert moved(store, database, attempt, to).state is to
+            assert moved(store, attempt, to).state is to
             break
     assert verify_chain(store.audit.lines()) > 0 or origin is StageState.PENDING
 
 
 @pytest.mark.clause("PCS-01")
 def test_an_inserted_attempt_must_be_pending_and_have_the_next_number(database: Database, store: StageStore) -> None:
-    opened(store, database)
+    opened(store)
     own = {"run_id": "run", "stage": STAGE, "input_hashes": f'["{INPUT}"]'}
     for changes in ({"state": "running", "started_at": AT}, {"attempt": 2}, {**own, "attempt": 2}):
         refused = pytest.raises(DBAPIError, match="stage_state_begins_pending")
@@ -93,7 +88,7 @@ def test_an_inserted_attempt_must_be_pending_and_have_the_next_number(database: 
 
 
 def test_an_inserted_line_cannot_break_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
-    moved(store, database, opened(store, database), StageState.RUNNING)
+    moved(store, opened(store), StageState.RUNNING)
     for change in ({"seq": 3}, {"previous_hash": GENESIS}, {"previous_hash": "e" * 64}, {"seq": 0}):
         refused = pytest.raises(DBAPIError, match=r"stage_audit_(is_chained|does_not_fork)")
         with refused, database.engine.begin() as connection:
@@ -104,7 +99,7 @@ def test_an_inserted_line_cannot_break_the_chain_of_the_audit(database: Database
 def test_the_row_of_a_transition_includes_the_successes_before_it_and_all_lines_are_in_the_chain(
     database: Database, store: StageStore
 ) -> None:
-    attempt = opened(store, database)
+    attempt = opened(store)
     good, bad = {"outcome": "passed"}, {"outcome": "restrict"}
     entries = [
         attempt.event(AuditKind.GATE, "G1", good),
@@ -138,19 +133,19 @@ def test_the_row_of_a_transition_includes_the_successes_before_it_and_all_lines_
 @pytest.mark.clause("PCS-05", "PCS-06")
 def test_a_retry_keeps_key_and_inputs_and_records_number_and_interval(database: Database, store: StageStore) -> None:
     states = (StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
-    before = moved(store, database, opened(store, database), *states)
+    before = moved(store, opened(store), *states)
     for change, column in (
         ({"idempotency_key": OTHER_KEY}, "another idempotency key"),
         ({"input_hashes": []}, "other inputs"),
     ):
         with pytest.raises(StageMoveError, match=f"a retry has {column} .* next: start a new run"):
-            opened(store, database, **change)
+            opened(store, **change)
     refused = pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs")
     with refused, database.engine.begin() as connection:
         _insert_attempt(connection, run_id="run", stage=STAGE, attempt=2)
-    second = opened(store, database)
+    second = opened(store)
     assert second.attempt == 2
-    assert opened(store, database) == second
+    assert opened(store) == second
     retry = [line for line in store.audit.of_stage("run", STAGE) if line["kind"] == "retry"]
     assert [(line["event"], line["details"]["after"]) for line in retry] == [
         ("attempt 2", "rolled_back"),
@@ -159,22 +154,19 @@ def test_a_retry_keeps_key_and_inputs_and_records_number_and_interval(database: 
     # Counted from the end of the failed attempt, not from its start.
     waited = (datetime.fromisoformat(retry[0]["at"]) - before.ended_at).total_seconds()
     assert 0 < retry[0]["details"]["interval_seconds"] <= waited
-    done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
+    done = moved(store, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == done
     # A succeeded stage can be opened again with other inputs under the same key.
-    assert opened(store, database, input_hashes=[]).attempt == 3
+    assert opened(store, input_hashes=[]).attempt == 3
     assert [row.state for row in own_tx(store).of_run("run")] == ["rolled_back", "succeeded", "pending"]
 
 
 @pytest.mark.clause("PCS-06", "PCS-15")
-def test_an_attempt_that_was_refused_is_retried_unchanged_and_the_interval_is_recorded(
-    database: Database, store: StageStore
-) -> None:
-    waiting = opened(store, database)
+def test_an_attempt_that_was_refused_is_retried_unchanged_and_the_interval_is_recorded(store: StageStore) -> None:
+    waiting = opened(store)
     for _ in range(2):
-        with database.transaction() as tx:
-            store.audit.append([waiting.event(AuditKind.STOP, "E_SYNC")], tx=tx)
-        assert opened(store, database) == waiting
+        own_tx(store.audit).append([waiting.event(AuditKind.STOP, "E_SYNC")])
+        assert opened(store) == waiting
     stop_1, retry_1, stop_2, retry_2 = store.audit.of_stage("run", STAGE)
     for stop, retry in ((stop_1, retry_1), (stop_2, retry_2)):
         assert (retry["kind"], retry["event"], retry["details"]["after"]) == ("retry", "attempt 1", "pending")
@@ -182,44 +174,38 @@ def test_an_attempt_that_was_refused_is_retried_unchanged_and_the_interval_is_re
         assert 0 < retry["details"]["interval_seconds"] <= waited
 
 
-def test_an_attempt_of_a_dead_worker_fails_when_the_next_attempt_opens_and_cannot_resume(
-    database: Database, store: StageStore
-) -> None:
-    lost = moved(store, database, opened(store, database), StageState.RUNNING)
-    second = opened(store, database)
+def test_an_attempt_of_a_dead_worker_fails_when_the_next_attempt_opens_and_cannot_resume(store: StageStore) -> None:
+    lost = moved(store, opened(store), StageState.RUNNING)
+    second = opened(store)
     assert [(row.state, row.error_class) for row in own_tx(store).of_run("run")] == [
         (StageState.FAILED, ErrorClass.E_INTERNAL),
         (StageState.PENDING, None),
     ]
     with pytest.raises(StageMoveError, match="another attempt has taken over"):
-        moved(store, database, lost, StageState.SUCCEEDED)
+        moved(store, lost, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == second
     assert "running>succeeded" not in [line["event"] for line in store.audit.lines()]
-    moved(store, database, second, StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
+    moved(store, second, StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
     assert [row.state for row in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
 
 
-def test_only_a_started_attempt_is_active(database: Database, store: StageStore) -> None:
-    opened(store, database, "waits")
-    opened(store, database, "works", "d.another")
-    moved(store, database, opened(store, database, "works"), StageState.RUNNING)
+def test_only_a_started_attempt_is_active(store: StageStore) -> None:
+    opened(store, "waits")
+    opened(store, "works", "d.another")
+    moved(store, opened(store, "works"), StageState.RUNNING)
     assert [row.state for row in own_tx(store).of_run("works")] == ["pending", "running"]
-    moved(store, database, opened(store, database, "ended"), StageState.RUNNING, StageState.FAILED)
-    moved(store, database, opened(store, database, "claimed"), StageState.RUNNING, StageState.SUCCEEDED)
+    moved(store, opened(store, "ended"), StageState.RUNNING, StageState.FAILED)
+    moved(store, opened(store, "claimed"), StageState.RUNNING, StageState.SUCCEEDED)
     assert store.unfinished_runs() == ["works"]
     assert store.begun_runs(["waits", "works", "ended", "claimed"]) == {"claimed"}
     assert store.begun_runs(["works"]) == store.begun_runs([]) == set()
 
 
-def test_concurrent_writers_form_one_chain(database: Database, store: StageStore) -> None:
+def test_concurrent_writers_form_one_chain(store: StageStore) -> None:
     def write(number: int) -> None:
+        facts: dict[str, Any] = {"run_id": f"r{number}", "stage": "s", "attempt": 1, "kind": AuditKind.GATE}
         for _ in range(5):
-            with database.transaction() as tx:
-                events = [
-                    AuditEvent(run_id=f"r{number}", stage="s", attempt=1, kind=AuditKind.GATE, event=f"G{g}")
-                    for g in (1, 2)
-                ]
-                store.audit.append(events, tx=tx)
+            own_tx(store.audit).append([AuditEvent(event=event, **facts) for event in ("G1", "G2")])
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         list(pool.map(write, range(4)))
