@@ -284,22 +284,9 @@ def test_a_unit_or_item_id_selects_its_run_and_latest_the_newest_ingest(deployme
 
 def test_gates_that_did_not_pass_are_shown_first(deployment: Pipeline, call: Call) -> None:
     stage = "nexrad-l2.metadata_extract"
-    store = StageStore(deployment.database, clock=deployment.clock)
-    with deployment.database.transaction() as tx:
-        store.audit.append(
-            [
-                AuditEvent(
-                    run_id=WORKED,
-                    stage=stage,
-                    attempt=1,
-                    kind=AuditKind.GATE,
-                    event="G2",
-                    details={**FINDING, "outcome": end},
-                )
-                for end in ("passed", "fail_units")
-            ],
-            tx=tx,
-        )
+    audit = own_tx(StageStore(deployment.database, clock=deployment.clock).audit)
+    facts: dict[str, Any] = {"run_id": WORKED, "stage": stage, "attempt": 1, "kind": AuditKind.GATE, "event": "G2"}
+    audit.append(AuditEvent(**facts, details={**FINDING, "outcome": end}) for end in ("passed", "fail_units"))
     [gate] = [failing for failing in account_of(call, WORKED)["failing_gates"] if failing["stage"] == stage]
     assert (gate["outcome"], gate["units"], gate["observed"]) == ("fail_units", 2, "two without")
     shown = call("explain", WORKED).out

@@ -254,8 +254,7 @@ def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:
             typed(*rows)
         assert every_row(prod.database) == before, name
     # No unit can be added to a decided proposal or to an entry that is not a proposal.
-    with prod.database.transaction() as tx:
-        prod.ledger.review.withdraw(another, JANE, tx=tx)
+    own_tx(prod.ledger.review).withdraw(another, JANE)
     for proposal_id in (another, 1):
         with pytest.raises(DBAPIError, match="open_proposal"), prod.database.engine.begin() as connection:
             connection.exec_driver_sql(

@@ -120,8 +120,7 @@ def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list
     """Return each stage's output and its sources, in order of the stages."""
     lineage_of_stages = []
     for intent, node in zip(pipeline.nodes.intents.of_run(run_id), NODES, strict=True):
-        with pipeline.database.snapshot() as tx:
-            output = pipeline.nodes.output(intent.content_hash, tx=tx)
+        output = own_tx(pipeline.nodes).output(intent.content_hash)
         output_node, *sources = output.lineage["prov"]
         assert (output_node["kfm:node"], output_node["id"]) == (node, f"urn:sha256:{output.record['artifact_sha256']}")
         assert sorted(source["id"] for source in sources) == output_node["wasDerivedFrom"]
