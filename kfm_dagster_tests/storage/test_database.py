@@ -27,11 +27,9 @@ from kfm_dagster_tests import databases
 from kfm_dagster_tests.integration.test_statements import COMMAND, NAMES, ONE_SERVER
 
 
-def test_an_edited_migration_is_refused(database_url: str) -> None:
-    database = Database.open(database_url)
+def test_an_edited_migration_is_refused(database: Database, database_url: str) -> None:
     with database.transaction() as tx:
         tx.connection.exec_driver_sql("UPDATE schema_version SET sha256 = 'other' WHERE number = 1")
-    database.dispose()
     with pytest.raises(SchemaVersionError, match="edited afterwards"):
         Database.open(database_url)
 
@@ -105,7 +103,6 @@ def test_times_of_rows_are_in_utc_in_a_session_of_any_zone(database: Database) -
 
 
 def test_a_read_only_connection_cannot_write(database_url: str) -> None:
-    Database.open(database_url).dispose()
     looking = Database.open(database_url, read_only=True)
     with looking.snapshot() as tx:
         assert tx.run("schema.applied").all()
@@ -137,8 +134,7 @@ def test_sqlite_is_opened_for_concurrent_durable_use(tmp_path: Path) -> None:
     database.dispose()
 
 
-def test_actions_of_a_rolled_back_savepoint_do_not_run_after_the_commit(database_url: str) -> None:
-    database = Database.open(database_url)
+def test_actions_of_a_rolled_back_savepoint_do_not_run_after_the_commit(database: Database) -> None:
     done: list[str] = []
     with database.transaction() as tx:
         tx.after_commit(lambda: done.append("before"))
@@ -148,7 +144,6 @@ def test_actions_of_a_rolled_back_savepoint_do_not_run_after_the_commit(database
         with tx.nested():
             tx.after_commit(lambda: done.append("kept"))
         assert done == []
-    database.dispose()
     assert done == ["before", "kept"]
 
 
@@ -283,9 +278,7 @@ def test_a_database_of_the_first_release_migrates_and_keeps_its_rows(
 
 @pytest.mark.clause("WAL-15")
 def test_a_database_that_lacks_a_migration_is_not_read(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    statements = ("CREATE TABLE second_things (thing_id integer)",)
-    later = Migration(number=2, name="second", statements=statements)
-    monkeypatch.setattr(module, "migrations", lambda dialect: (*migrations(dialect), later))
+    monkeypatch.setattr(module, "migrations", second_release)
     with pytest.raises(SchemaVersionError, match=r"older schema .* observed schema 1; expected 2; next: .* kfm init"):
         Database.open(database_url, read_only=True)
 

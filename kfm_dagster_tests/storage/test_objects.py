@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from unittest.mock import Mock
 
-import boto3
 import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue
@@ -41,12 +40,11 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 @pytest.fixture
 def s3(aws: EmbeddedCloud) -> ObjectStores:
     """A store with KEY, its sidecar, and an empty object."""
-    client = boto3.client("s3", region_name="us-east-1")
+    client = aws.client("s3")
     client.create_bucket(Bucket=BUCKET)
     client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA, ContentType="application/wmo-GRIB2")
     client.put_object(Bucket=BUCKET, Key=KEY + ".idx", Body=b"1:0:d=2025120300:TMP:surface:6 hour fcst:\n")
     client.put_object(Bucket=BUCKET, Key=KEY.replace("f06", "f07"), Body=b"")
-    client.close()
     return ObjectStores()
 
 
@@ -363,26 +361,23 @@ def test_the_endpoint_of_a_contract_is_the_provider_s_unless_the_environment_rep
         assert ObjectStores(object_root=tmp_path).endpoint(contract) is None
 
 
-@pytest.mark.usefixtures("aws")
-def test_open_store_writes_to_folder_and_bucket(tmp_path: Path) -> None:
-    with closing(boto3.client("s3", region_name="us-east-1")) as client:
-        client.create_bucket(Bucket="kfm-own")
-        for location in (str(tmp_path / "new" / "folder"), "s3://kfm-own/some/prefix"):
-            open_store(location).put("a/b", b"content")
-        assert (tmp_path / "new" / "folder" / "a" / "b").read_bytes() == b"content"
-        assert client.get_object(Bucket="kfm-own", Key="some/prefix/a/b")["Body"].read() == b"content"
+def test_open_store_writes_to_folder_and_bucket(aws: EmbeddedCloud, tmp_path: Path) -> None:
+    client = aws.client("s3")
+    client.create_bucket(Bucket="kfm-own")
+    for location in (str(tmp_path / "new" / "folder"), "s3://kfm-own/some/prefix"):
+        open_store(location).put("a/b", b"content")
+    assert (tmp_path / "new" / "folder" / "a" / "b").read_bytes() == b"content"
+    assert client.get_object(Bucket="kfm-own", Key="some/prefix/a/b")["Body"].read() == b"content"
     with pytest.raises(ConfigurationError, match="KFM_STORAGE_URL"):
         open_store("ftp://elsewhere/x")
 
 
-def test_a_handle_reads_only_one_version_of_an_object(s3: ObjectStores) -> None:
+def test_a_handle_reads_only_one_version_of_an_object(aws: EmbeddedCloud, s3: ObjectStores) -> None:
     etag = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
     known, probed = s3.open(HRRR, URI, size=len(DATA), etag=etag), s3.open(HRRR, URI)
     probed.probe(4)
     assert known.read(100, 8) == probed.read(100, 8) == DATA[100:108]
-    client = boto3.client("s3", region_name="us-east-1")
-    client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA[::-1])
-    client.close()
+    aws.client("s3").put_object(Bucket=BUCKET, Key=KEY, Body=DATA[::-1])
     for handle in (known, probed):
         with pytest.raises(ObjectReadError, match="written again while it was read") as refused:
             handle.read(100, 8)
