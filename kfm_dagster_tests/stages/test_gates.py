@@ -109,20 +109,13 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
 
 def ringed(*positions: tuple[float, ...]) -> tuple[Envelope, ...]:
     """Return a sample batch of HRRR whose first unit has this ring as geometry."""
-    return first_with("hrrr", metadata_with(geometry=ring(*positions)))
+    polygon = {"type": "Polygon", "coordinates": [[list(position) for position in positions]]}
+    return first_with("hrrr", metadata_with(geometry=polygon))
 
 
 def site_with(**changes: Any) -> tuple[Envelope, ...]:
     """Return a sample batch of NEXRAD with other properties of the first unit."""
     return first_with("nexrad-l2", properties_with(**changes))
-
-
-def suspect(code: str) -> tuple[Issue, ...]:
-    return (Issue(code=code, severity=Severity.SUSPECT, message="the contract accepts this"),)
-
-
-def ring(*positions: tuple[float, ...]) -> dict[str, Any]:
-    return {"type": "Polygon", "coordinates": [[list(position) for position in positions]]}
 
 
 def full_day(dataset: str, day: date) -> list[ProductCount]:
@@ -228,12 +221,13 @@ def cases() -> dict[Gate, list[Case]]:
             *(
                 Case(
                     f"accepted by the contract as suspect: {code}",
-                    subject(*first_with("nexrad-l2", metadata_with(**changes, issues=suspect(code)))),
+                    subject(*first_with("nexrad-l2", metadata_with(**changes, issues=(issue,)))),
                 )
                 for code, changes in (
                     ("missing_geolocation", {"geometry": None, "bbox": None}),
                     ("incomplete_product_metadata", {"stac_properties": {"datetime": "2026-03-01T00:00:00Z"}}),
                 )
+                for issue in [Issue(code=code, severity=Severity.SUSPECT, message="the contract accepts this")]
             ),
         ],
         Gate.G2: [
