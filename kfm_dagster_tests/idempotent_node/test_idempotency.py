@@ -19,6 +19,7 @@ from kfm_dagster.idempotent_node.wal import Intent, IntentStatus, run_uuid
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, OTHER_RUN, RUN, CountLines, begin, open_nodes
 from kfm_dagster_tests.timeouts import await_a_wait
+from kfm_dagster_tests.transactions import own_tx
 
 
 def statuses(nodes: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
@@ -116,13 +117,12 @@ def test_one_of_two_workers_applies_their_common_content_and_the_other_skips(
     effects: list[str] = []
 
     def work(intent: Intent) -> NodeResult:
-        def effect(tx: Transaction) -> Effect:
+        def effect(_: Transaction) -> Effect:
             effects.append(intent.run_id)
             return Effect(record={"by": "the first worker"})
 
         both_inside.wait()
-        with nodes.database.transaction() as tx:
-            return nodes.upsert(intent, effect, tx=tx)
+        return own_tx(nodes).upsert(intent, effect)
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(work, begun))
@@ -196,8 +196,7 @@ def test_an_effect_that_raises_leaves_only_a_failed_intent(node: CountLines, nod
         run_node(nodes, node, run_id=RUN, code=CODE)
     assert statuses(nodes) == [IntentStatus.FAILED]
     assert nodes.newest(node.name) is None
-    with nodes.database.snapshot() as tx:
-        assert nodes.output("0" * 64, tx=tx) is None
+    assert own_tx(nodes).output("0" * 64) is None
 
 
 COLUMNS = {

@@ -14,6 +14,7 @@ from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, OTHER_RUN, RUN, CountLines, begin, rebuilt
 from kfm_dagster_tests.moments import deaths, dying
+from kfm_dagster_tests.transactions import own_tx
 
 
 def story(nodes: IdempotentNodes, node: CountLines) -> Any:
@@ -145,8 +146,7 @@ def test_a_slow_worker_can_apply_content_whose_intent_was_skipped(node: CountLin
     run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert nodes.intents.give_up_overtaken() == 1
 
-    with nodes.database.transaction() as tx:
-        upserted = nodes.upsert(slow, lambda _: Effect(record={"by": "the slow worker"}), tx=tx)
+    upserted = own_tx(nodes).upsert(slow, lambda _: Effect(record={"by": "the slow worker"}))
     assert upserted.status is IntentStatus.APPLIED
     assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
     node.minimum = 0
@@ -182,9 +182,8 @@ def test_a_run_resumes_its_own_unresolved_intent(node: CountLines, nodes: Idempo
 def test_a_resolved_intent_keeps_its_status(end: IntentStatus, node: CountLines, nodes: IdempotentNodes) -> None:
     intent = begin(nodes, node)
 
-    def resolved(status: IntentStatus) -> bool:
-        with nodes.database.transaction() as tx:
-            return nodes.intents.resolve(intent, status, tx=tx)
+    def resolved(status: IntentStatus) -> Any:
+        return own_tx(nodes.intents).resolve(intent, status)
 
     assert [resolved(IntentStatus.FAILED) for _ in range(2)] == [True, False]
     if end is IntentStatus.APPLIED:
