@@ -159,27 +159,25 @@ def test_of_two_concurrent_contents_of_a_node_one_stays_valid(
 
 
 @pytest.mark.clause("IEN-07")
-def test_a_skip_does_not_wait_for_the_lock_of_its_content(node: CountLines, postgres_url: str) -> None:
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_skip_does_not_wait_for_the_lock_of_its_content(node: CountLines, nodes: IdempotentNodes) -> None:
     """A skip holds its node's lock; waiting for the content's lock as well could be a deadlock."""
-    database = Database.open(postgres_url)
-    nodes = open_nodes(database)
     content = content_of(node, code=CODE, run_id=RUN)
     for minimum in (0, 2):
         run_node(nodes, replace(node, minimum=minimum), run_id=RUN, code=CODE)
 
     def skip_twice() -> IntentStatus:
-        with database.transaction() as tx:
+        with nodes.database.transaction() as tx:
             intent, _ = nodes.begin(content, run_id=OTHER_RUN, tx=tx)
             return nodes.upsert(intent, lambda _: Effect(record={}), tx=tx).status
 
     with ThreadPoolExecutor(1) as pool:
-        with database.transaction() as tx:
+        with nodes.database.transaction() as tx:
             nodes.lock(content.content_hash, tx=tx)
             skipped = pool.submit(skip_twice)
-            await_a_wait(database, skipped)
+            await_a_wait(nodes.database, skipped)
             assert skipped.done()
         assert skipped.result() is IntentStatus.SKIPPED
-    database.dispose()
 
 
 @pytest.mark.clause("IEN-06")

@@ -26,10 +26,9 @@ from kfm_dagster.ledger.state_machine import (
     check_transition,
     why_not_succeeded,
 )
-from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.ledger.bench import LEGAL, Bench, make_bench
+from kfm_dagster_tests.ledger.bench import LEGAL, Bench
 from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T, insert
 
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined")
@@ -221,9 +220,8 @@ def test_an_unsound_change_is_refused_by_the_named_constraint_and_changes_no_row
 
 @pytest.mark.one_database
 @pytest.mark.clause("WSM-07", "WSM-16")
-def test_a_connection_without_foreign_keys_can_write_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
+def test_a_connection_without_foreign_keys_can_write_no_reason_and_no_decision(bench: Bench, tmp_path: Path) -> None:
     """SQLite does not check foreign keys by default; then any reason, and a decision without its change, would pass."""
-    bench = make_bench(Database.open(f"sqlite:///{tmp_path / 'kfm.db'}"), contracts)
     bench.bring_to("failed", envelope(1))
     bench.bring_to("quarantined", envelope(2))
     retry = f"UPDATE nodd_wal_records SET status='pending', next_attempt_at=NULL, replay_reason='because', {STAMP}"
@@ -237,7 +235,6 @@ def test_a_connection_without_foreign_keys_can_write_no_reason_and_no_decision(t
         with pytest.raises(sqlite3.IntegrityError, match="foreign_keys_are_on"):
             typing.execute(statement)
     typing.close()
-    bench.database.dispose()
 
 
 VOCABULARIES: dict[str, dict[str, type[StrEnum]]] = {

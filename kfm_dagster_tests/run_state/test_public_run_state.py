@@ -40,26 +40,25 @@ def item_of(contracts: ContractRegistry, contract: DatasetContract) -> dict[str,
     return build_item(goes(), contract=contract, match=match, run_state=run_state("goes-abi"))
 
 
-def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
+def lineage_of(database: Database, contract: DatasetContract, folder: Path) -> dict[str, str]:
     """Return the lineage files of one scan, by their path below the lineage root."""
-    database = Database.open(f"sqlite:///{folder / 'kfm.db'}")
     envelope = with_stac(registered(), collection_id="scans", item_href="scans/2025/2025-12-03/scan-0.json")
     lineage = Lineage(database, str(folder / "lineage"))
     lineage.emit([LineageUnit.of(envelope)], run=ingest_run(), contract=contract, fence=open_fence)
-    database.dispose()
     files = [path for path in (folder / "lineage").rglob("*") if path.is_file()]
     return {path.relative_to(folder / "lineage").as_posix(): path.read_text(encoding="utf-8") for path in files}
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("RSP-09", "RSP-13")
 @pytest.mark.parametrize(
     ("governance", "name"), [(OPEN, "goes-abi"), *((governance, MASKED) for governance in GOVERNED)]
 )
 def test_items_facets_and_prov_have_run_and_node_without_a_governed_dataset_s_name(
-    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], name: str
+    database: Database, contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], name: str
 ) -> None:
     contract, node = contract_with(contracts, governance), f"{name}.stac_register"
-    item, files = item_of(contracts, contract), lineage_of(contract, tmp_path)
+    item, files = item_of(contracts, contract), lineage_of(database, contract, tmp_path)
     assert item["properties"]["kfm:run_state"] == run_state("goes-abi") | {"dataset_id": node}
     for path, text in {"item": orjson.dumps(item).decode(), **files}.items():
         assert name in path + text
