@@ -19,11 +19,12 @@ from kfm_dagster.defs.instance_storage import opened_instance, prepare
 from kfm_dagster.defs.run_storage import OldRuns, newest_run
 from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration.chain import CrashError
 from kfm_dagster_tests.ledger.bench import Bench, make_bench
 
-pytestmark = [pytest.mark.clause("BEY-10"), pytest.mark.one_database]
+pytestmark = pytest.mark.clause("BEY-10")
 
 DAYS = ("2025-12-03", "2025-12-04")
 PARTITIONS = dg.StaticPartitionsDefinition(list(DAYS))
@@ -61,9 +62,11 @@ def instance(
 
 
 @pytest.fixture
-def bench(database: Database, contracts: Any) -> Bench:
+def bench(tmp_path: Path, contracts: Any) -> Iterator[Bench]:
     """Open the ledger."""
-    return make_bench(database, contracts)
+    database = Database.open(migrated_sqlite(tmp_path / "kfm.db"))
+    yield make_bench(database, contracts)
+    database.dispose()
 
 
 @pytest.fixture

@@ -213,9 +213,11 @@ def test_a_client_set_to_dev_cannot_override_alone_on_a_prod_database(
 
 
 def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:
+    out = own_tx(prod.ledger).get(OUT.wal_id)
+
     def entry(**changes: Any) -> dict[str, Any]:
         right = {"at": rfc3339(prod.clock()), "actor": "jane", "proposal_id": number, "approved_by": "bob"}
-        return decision(OUT.wal_id, "quarantined", 2, **right | changes)
+        return decision(out, **right | changes)
 
     def decides(actor: str, **changes: Any) -> dict[str, Any]:
         nothing = dict.fromkeys(("wal_id", "record_version", "from_status", "to_status", "approved_by"))
