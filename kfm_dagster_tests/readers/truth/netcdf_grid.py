@@ -125,7 +125,7 @@ def _box_of(file: netCDF4.Dataset, family: str) -> list[float]:
             f"+proj=lcc +lat_1={crs.standard_parallel[0]} +lat_2={crs.standard_parallel[1]} +R={crs.earth_radius} "
             f"+lat_0={crs.latitude_of_projection_origin} +lon_0={crs.longitude_of_central_meridian}"
         )  # fmt: skip
-        corners = [np.linspace(axis.min() - half, axis.max() + half, 2001) for axis in (x, y)]
+        corners = [np.linspace(axis.min() - half, axis.max() + half, 301) for axis in (x, y)]
         longitudes, latitudes = pyproj.Proj(proj4)(*np.meshgrid(*corners), inverse=True)
         if np.ptp(longitudes) > 359:
             # The pole is within a cell, and so not among the corners.
