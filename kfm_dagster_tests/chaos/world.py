@@ -10,6 +10,7 @@ import multiprocessing
 import time
 import uuid
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -113,9 +114,8 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
 
 def finish(world: World) -> dict[str, Any]:
     """Repeat passes until no work is left, also after errors; return the result."""
-    pipeline = world.open()
     last: Exception | None = None
-    try:
+    with closing(world.open()) as pipeline:
         for number in range(MAX_PASSES):
             try:
                 if one_pass(world, pipeline, number):
@@ -124,8 +124,6 @@ def finish(world: World) -> dict[str, Any]:
                 last = error
             time.sleep(HIDDEN_SECONDS / 4)  # messages are perhaps still hidden
         raise AssertionError(f"not done after {MAX_PASSES} passes: {own_tx(pipeline.ledger).counts()}") from last
-    finally:
-        pipeline.close()
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import os
 import resource
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import h5py
 import numpy as np
@@ -52,12 +53,10 @@ class Question(NamedTuple):
 def recording() -> Iterator[list[Question]]:
     """Record the questions of readers to HDF5 files within the `with` block."""
     questions: list[Question] = []
-    undo = [_recorded(holder, kind, questions) for holder, kind in _RECORDED]
-    try:
+    with ExitStack() as stack:
+        for holder, kind in _RECORDED:
+            stack.enter_context(patch.object(holder, kind, _recorded(vars(holder)[kind], kind, questions)))
         yield questions
-    finally:
-        for restore in undo:
-            restore()
 
 
 _RECORDED = (
@@ -68,8 +67,7 @@ _RECORDED = (
 )
 
 
-def _recorded(holder: type, kind: str, questions: list[Question]) -> Callable[[], None]:
-    original = vars(holder)[kind]
+def _recorded(original: Any, kind: str, questions: list[Question]) -> Any:
     call = original.fget if isinstance(original, property) else original
 
     def recorded(self: Any, *arguments: Any) -> Any:
@@ -78,8 +76,7 @@ def _recorded(holder: type, kind: str, questions: list[Question]) -> Callable[[]
         questions.append(Question(getattr(self, "name", ""), kind, arguments[0] if arguments else None, answer))
         return result
 
-    setattr(holder, kind, property(recorded) if isinstance(original, property) else recorded)
-    return lambda: setattr(holder, kind, original)
+    return property(recorded) if isinstance(original, property) else recorded
 
 
 class Libhdf5(ExitStack):

@@ -170,10 +170,8 @@ def test_an_odd_answer_for_an_object_affects_only_the_object_s_unit(
         max_examples=max(1, ANSWERS // ODD),
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        phases=[
-            Phase.explicit,
-            Phase.generate,
-        ],  # no shrinking: a chain takes a second, and the failing unit shows its oddity
+        # No shrinking: a chain takes a second, and the failing unit shows its oddity.
+        phases=[Phase.explicit, Phase.generate],
     )
     @example(oddities=ONCE_FATAL)
     @given(oddities=st.lists(ODDITY, min_size=ODD, max_size=ODD))

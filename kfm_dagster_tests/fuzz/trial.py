@@ -6,7 +6,6 @@ import json
 import resource
 import signal
 import traceback
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from kfm_dagster.readers.base import BLOCK_BYTES, READERS, ByteSource, HeaderMet
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import INDEX, Subject
-from kfm_dagster_tests.readers.reading import CONTRACTS, metadata_of, unit_of
+from kfm_dagster_tests.readers.reading import CONTRACTS, metadata_of, tracing_memory, unit_of
 
 CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
 """The maximum of requests, and of requested bytes, for a chunk index."""
@@ -100,8 +99,9 @@ def examine(
     questions = [] if questions is None else questions
     trial = Trial()
     try:
-        with _limited(), _allocations(trial) if measured else nullcontext():
+        with _limited(), tracing_memory() if measured else nullcontext(lambda: 0) as peak:
             first = _read(subject, drawn, questions)
+            trial.memory = peak()
         trial.requests, trial.read_bytes = first.source.requests, first.source.read_bytes
         with _limited():
             second = _read(subject, drawn, questions)
@@ -213,16 +213,6 @@ def _limited() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-@contextmanager
-def _allocations(trial: Trial) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        trial.memory = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def peak_memory() -> int:

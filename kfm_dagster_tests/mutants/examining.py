@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum, unique
 from itertools import chain
@@ -259,11 +259,8 @@ def copied() -> Iterator[Copy]:
         # Check byte code by content, because a file can be changed and restored within a second.
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(checkout / "kfm_dagster", quiet=1, invalidation_mode=mode)
-        copy = Copy(checkout)
-        try:
+        with closing(Copy(checkout)) as copy:
             yield copy
-        finally:
-            copy.close()
 
 
 def _function(test: str) -> str:

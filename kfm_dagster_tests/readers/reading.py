@@ -89,14 +89,21 @@ class Oversized(BytesSource):
 
 
 @contextmanager
-def allocating_at_most(size: int) -> Iterator[None]:
-    """Fail if the block allocates `size` bytes or more."""
+def tracing_memory() -> Iterator[Callable[[], int]]:
+    """Trace the allocations of the block; the yielded function returns their peak in bytes."""
     tracemalloc.start()
     try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < size
+        yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@contextmanager
+def allocating_at_most(size: int) -> Iterator[None]:
+    """Fail if the block allocates `size` bytes or more."""
+    with tracing_memory() as peak:
+        yield
+        assert peak() < size
 
 
 def header_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import orjson
 import pyproj
@@ -133,8 +133,9 @@ class Feed:
         wrong = self._wrong(sample)
         content = content_of(sample, self._registry[sample.dataset], wrong)
         self._buckets.objects[uri] = Stored(etag=etag, content=content, appears_at=now + timedelta(seconds=late))
+        announced_at = now.replace(microsecond=now.microsecond // 1000 * 1000)  # the precision of an event's time
         record = ObjectEvent(
-            bucket=sample.bucket, key=sample.key, size=SIZE, etag=etag, event_time=_milliseconds(now)
+            bucket=sample.bucket, key=sample.key, size=SIZE, etag=etag, event_time=announced_at
         ).record()
         unit = self._unit(record, sample)
         match = self._registry.grammars[unit.dataset].match(unit.key)
@@ -193,11 +194,6 @@ class Feed:
 
 def _topic(sample: Envelope) -> str:
     return NEXRAD_TOPIC if sample.dataset == "nexrad-l2" else GOES_TOPIC
-
-
-def _milliseconds(moment: datetime) -> datetime:
-    # The precision of an event's time.
-    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def _notification(records: list[Mapping[str, object]], topic: str) -> str:
