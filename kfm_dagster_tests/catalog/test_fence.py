@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
+from kfm_dagster.contracts.envelope import Envelope, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.failpoints import Failpoint
@@ -68,13 +68,13 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_the_other_units_are_r
         for result in first:
             removed(root, str(result.item_href))
     lost = goes(1, **change)
-    row, file = every_row(database)["catalog_items"][1], _content(root, first[1])
+    row, file = every_row(database)["catalog_items"][1], trees.files(root).get(str(first[1].item_href))
     fence = refusing(lost, issue=issue, from_call=from_call)
     results = register(goes(0, **change), lost, goes(2), fence=fence)
     assert [result.write_status for result in results] == statuses
     assert codes(results) == [None, issue, None]
     assert every_row(database)["catalog_items"][1] == row
-    assert _content(root, first[1]) == file
+    assert trees.files(root).get(str(first[1].item_href)) == file
     # The worker that holds the claim now registers the Item.
     repeated = register(lost)
     assert repeated[0].write_status is statuses[0]
@@ -180,11 +180,6 @@ def test_repeated_registrations_name_the_same_replaced_unit(register: Register, 
     assert replacements == [(UPDATED, first.wal_id), *[(NO_OP, first.wal_id)] * 3]
     [repaired] = register(goes(0, version="2" * 32, platform="goes-18"))
     assert (repaired.write_status, repaired.replaces) == (UPDATED, second.wal_id)
-
-
-def _content(root: Path, result: StacResult) -> bytes | None:
-    path = root / str(result.item_href)
-    return path.read_bytes() if path.exists() else None
 
 
 def _first(contracts: ContractRegistry) -> list[Candidate]:

@@ -54,26 +54,17 @@ def receiving() -> Iterator[Receiver]:
         _opened.clear()
 
 
-def transport(url: str, *, timeout: float = 5.0) -> dict[str, str]:
-    """Return the environment of openlineage-python's HTTP transport."""
-    return {
-        "OPENLINEAGE__TRANSPORT__TYPE": "http",
-        "OPENLINEAGE__TRANSPORT__URL": url,
-        "OPENLINEAGE__TRANSPORT__TIMEOUT": str(timeout),
-    }
-
-
 def backend_at(url: str, patch: pytest.MonkeyPatch, *, timeout: float = 5.0) -> ClientBackend:
-    for name, value in transport(url, timeout=timeout).items():
-        patch.setenv(name, value)
-    return opened_backend()
+    return backend_of(patch, type="http", url=url, timeout=str(timeout))
 
 
 _opened: list[ClientBackend] = []
 
 
-def opened_backend() -> ClientBackend:
-    """Return the environment's backend; `receiving` closes its connections."""
+def backend_of(patch: pytest.MonkeyPatch, **options: str) -> ClientBackend:
+    """Return the backend of a transport with these options; `receiving` closes its connections."""
+    for name, value in options.items():
+        patch.setenv(f"OPENLINEAGE__TRANSPORT__{name.upper()}", value)
     opened = ClientBackend.from_environment()
     _opened.append(opened)
     return opened

@@ -24,7 +24,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.ledger.bench import Clock
-from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, opened_backend, receiving
+from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, backend_of, receiving
 from kfm_dagster_tests.lineage.units import ingest_run, units
 from kfm_dagster_tests.moments import dying, meanwhile
 
@@ -302,19 +302,13 @@ def test_an_event_is_delivered_only_when_every_part_of_a_composite_transport_acc
         "first": {"type": "http", "url": receiver.url},
         "second": {"type": "http", "url": "http://127.0.0.1:9"},
     }
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "composite")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TRANSPORTS", json.dumps(parts))
-    opened = opened_backend()
     with pytest.raises(BackendUnavailableError):
-        opened.send(EVENT)
+        backend_of(monkeypatch, type="composite", transports=json.dumps(parts)).send(EVENT)
     assert len(receiver.taken) == 1
 
 
 def test_background_failures_of_a_transport_are_reported(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "async_http")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", receiver.url)
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
-    opened = opened_backend()
+    opened = backend_of(monkeypatch, type="async_http", url=receiver.url, retry='{"total": 0}')
     receiver.answer = lambda _event: 500
     assert opened.send(EVENT) is None
     with pytest.raises(BackendUnavailableError, match="1 events were not accepted"):

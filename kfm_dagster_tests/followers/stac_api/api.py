@@ -47,10 +47,6 @@ class Api:
         """Return the sorted ids of the Items that a reader of the catalog reaches."""
         return trees.item_ids(self._root) if (self._root / "catalog.json").exists() else []
 
-    def catalog_items(self) -> dict[str, dict[str, Any]]:
-        """Return the catalog's Items by id, without links."""
-        return {item["id"]: without_links(item) for item in trees.items(self._root)}
-
     def compared(self) -> list[Comparison]:
         """Return the product's own comparison of each collection."""
         contracts = ContractRegistry.load()
@@ -62,8 +58,3 @@ class Api:
         [row] = self.ask("SELECT CAST(search(CAST(:search AS jsonb)) AS text) AS result", search=json.dumps(search))
         features: list[dict[str, Any]] = json.loads(row.result)["features"]
         return features
-
-
-def without_links(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an Item without the fields that differ between file and API."""
-    return {name: value for name, value in item.items() if name != "links"}
