@@ -74,34 +74,6 @@ def test_rdf_links_notification_message_object_item_report_activity_and_agents(c
     }
 
 
-@pytest.mark.clause("RPL-05")
-def test_rdf_of_a_repair_names_the_revised_item_and_the_reason(contract: DatasetContract) -> None:
-    before = LineageUnit.of(registered())
-    unit = LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=before.item_id)
-    repair_document = document([unit], contract)
-    assert (unit.item_id, "wasRevisionOf", before.item_id) in relations(repair_document)
-    kfm, activity = rdflib.Namespace(KFM), rdflib.URIRef(unit.activity_id)
-    triples = {
-        name: str(graph(repair_document).value(activity, kfm[name]))
-        for name in ("replay_run_id", "replayReason", "revision")
-    }
-    assert triples == {"replay_run_id": "replay-1", "replayReason": "incident", "revision": "replay-1"}
-
-
-@pytest.mark.clause("BEY-01")
-def test_rdf_of_a_superseded_unit_generates_no_item(contract: DatasetContract) -> None:
-    published = LineageUnit.of(registered(1)).item_id
-    unit = LineageUnit.of(superseded(0, by=1), yields_to=published)
-    late_document = document([unit], contract)
-    assert (unit.item_id, "alternateOf", published) in relations(late_document)
-    assert {subject for subject, relation, _ in relations(late_document) if relation == "wasGeneratedBy"} == {
-        unit.qc_report_id
-    }
-    [item] = [node for node in json.loads(late_document)["@graph"] if node["id"] == unit.item_id]
-    assert item["kfm:superseded"] is True
-    assert not {"kfm:content_sha256", "kfm:stac_item_href"} & item.keys()
-
-
 def test_rdf_has_the_unit_s_types_times_and_facts(contract: DatasetContract) -> None:
     unit = LineageUnit.of(registered())
     rdf = graph(document([unit], contract))
@@ -148,8 +120,10 @@ def test_a_message_of_two_objects_derives_from_its_notification_once(contract: D
     assert {used for generated, used in edges if generated == notification} == {first.object_id, second.object_id}
 
 
-@pytest.mark.clause("OPR-12")
-def test_prov_json_has_every_element_and_relation_of_a_document(contract: DatasetContract) -> None:
+@pytest.mark.clause("OPR-12", "RPL-05", "BEY-01")
+def test_a_document_with_a_repair_and_a_late_unit_has_their_facts_and_is_complete_in_prov_json(
+    contract: DatasetContract,
+) -> None:
     batch = [
         *units(0, 3),
         LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=units(0, 1)[0].item_id),
@@ -161,8 +135,8 @@ def test_prov_json_has_every_element_and_relation_of_a_document(contract: Datase
         "prefix", "entity", "activity", "agent", "used", "wasGeneratedBy", "wasDerivedFrom", "alternateOf",
         "wasAssociatedWith", "wasAttributedTo", "actedOnBehalfOf",
     }  # fmt: skip
-    elements = {node["id"] for node in json.loads(batch_document)["@graph"]}
-    assert converted["entity"].keys() | converted["activity"].keys() | converted["agent"].keys() == elements
+    nodes = {node["id"]: node for node in json.loads(batch_document)["@graph"]}
+    assert converted["entity"].keys() | converted["activity"].keys() | converted["agent"].keys() == nodes.keys()
     ends = {
         "used": ("prov:activity", "prov:entity"),
         "wasGeneratedBy": ("prov:entity", "prov:activity"),
@@ -180,6 +154,12 @@ def test_prov_json_has_every_element_and_relation_of_a_document(contract: Datase
     # The package stores a revision as an attribute.
     assert related == {edge for edge in relations(batch_document) if edge[1] in ends}
     assert converted["entity"][batch[3].item_id]["prov:wasRevisionOf"]["$"] == batch[0].item_id
+    replay = {"kfm:replay_run_id": "replay-1", "kfm:replayReason": "incident", "kfm:revision": "replay-1"}
+    assert replay.items() <= nodes[batch[3].activity_id].items()
+    # The late unit's Item never became current.
+    late = nodes[batch[4].item_id]
+    assert (late["kfm:superseded"], late["alternateOf"]) == (True, batch[2].item_id)
+    assert not {"wasGeneratedBy", "kfm:content_sha256", "kfm:stac_item_href"} & late.keys()
 
 
 def test_the_same_batch_gives_the_same_bytes_and_needs_no_network_to_read(contract: DatasetContract) -> None:
