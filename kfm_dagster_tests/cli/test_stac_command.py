@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.pool import NullPool
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
@@ -20,22 +17,9 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad
 from kfm_dagster_tests.cli.test_cli import DOWN, SECRET
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.databases import execute
 
 TODAY = f"{DAY:%Y-%m-%d}"
-
-
-@pytest.fixture
-def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that runs a statement in the API's database."""
-    engine = sa.create_engine(stac_api_url, poolclass=NullPool)
-
-    def run(statement: str) -> None:
-        with engine.begin() as connection:
-            connection.exec_driver_sql("SET search_path TO pgstac, public")
-            connection.exec_driver_sql(statement)
-
-    yield run
-    engine.dispose()
 
 
 @pytest.fixture
@@ -56,9 +40,7 @@ def days(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.clause("OPR-23")
-def test_differences_are_shown_and_a_rebuild_removes_them(
-    deployment: None, call: Call, by_hand: Callable[[str], None]
-) -> None:
+def test_differences_are_shown_and_a_rebuild_removes_them(deployment: None, call: Call, stac_api_url: str) -> None:
     fine = call("stac", "check", "--json")
     assert fine.code == ExitCode.DONE
     day = days(fine.rows)["goes-abi"]
@@ -78,7 +60,7 @@ def test_differences_are_shown_and_a_rebuild_removes_them(
         ("UPDATE collections SET content = content || '{{\"title\": \"x\"}}' WHERE id = 'goes-abi'", (3, 3), None),
     ]
     for damage, counts, kind in damages:
-        by_hand(damage.format(candidate.item_id))
+        execute(stac_api_url, "SET search_path TO pgstac, public", damage.format(candidate.item_id))
         checked = call("stac", "check", "--json")
         assert checked.code == ExitCode.FINISHED_WITH_FAILURES, damage
         assert [row["collection_id"] for row in checked.rows if not row["equal"]] == ["goes-abi"]

@@ -36,6 +36,7 @@ from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.statements import migrations, statement
+from kfm_dagster_tests.databases import execute
 from kfm_dagster_tests.programs import printed_by
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
@@ -336,9 +337,7 @@ def test_runs_that_cannot_be_read_are_an_error(home: Path) -> None:
     prepare(home)
     filled(home)
     url = os.environ.get("KFM_DAGSTER_DSN") or f"sqlite:///{home}/history/runs.db"
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE run_tags RENAME COLUMN value TO worth")
+    execute(url, "ALTER TABLE run_tags RENAME COLUMN value TO worth")
     stored = InstanceReexecutions(home)
     for query in (lambda: stored.of(ROOTS[0]), lambda: stored.beginning(RUNS[0][:8], limit=5)):
         with pytest.raises(DatabaseUnavailableError, match=r"Dagster's runs cannot be read; observed .*value"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,7 +24,9 @@ from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.settings import environment
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role
+from kfm_dagster_tests.databases import ask, execute
 from kfm_dagster_tests.deployment.test_deploy_files import FOLDER, OURS, SERVICES, called
+from kfm_dagster_tests.programs import printed_by
 
 pytestmark = [pytest.mark.clause("SEC-15"), pytest.mark.one_database]
 
@@ -74,16 +75,11 @@ WORK = {
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
     """Start the server, run `init`, and yield a function that returns a service's URL for a setting."""
     with postgis.postgis_server() if HAS_POSTGIS else embedded_postgres(tmp_path_factory.mktemp("server")) as server:
-        typed(server, "CREATE ROLE kfm SUPERUSER LOGIN", "CREATE DATABASE kfm OWNER kfm")
+        execute(server, "CREATE ROLE kfm SUPERUSER LOGIN", "CREATE DATABASE kfm OWNER kfm")
         address = sa.make_url(server)
         owner = address.set(drivername="postgresql", username="kfm", password=None, database="kfm")
         script = ["--set", "ON_ERROR_STOP=1", "--file", str(FOLDER / "databases.sql")]
-        subprocess.run(
-            [PSQL, "--no-psqlrc", *script, owner.render_as_string(hide_password=False)],
-            env={**os.environ, **PASSWORDS},
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        printed_by(PSQL, "--no-psqlrc", *script, owner.render_as_string(hide_password=False), **PASSWORDS)
 
         def of(service: str, setting: str) -> str:
             variables = SERVICES[service]["environment"]
@@ -111,18 +107,10 @@ def at(server: sa.URL, user: str, database: str) -> str:
     return server.set(username=user, password=None, database=database).render_as_string(hide_password=False)
 
 
-def typed(url: str, *statements: str) -> None:
-    """Execute statements, each in its own transaction."""
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement.replace("%", "%%"))
-
-
 def refusal(url: str, statement: str) -> str | None:
     """Return PostgreSQL's error code for a statement, or None if it is permitted."""
     try:
-        typed(url, statement)
+        execute(url, statement)
     except DBAPIError as error:
         return str(getattr(error.orig, "pgcode", None))
     return None
@@ -133,12 +121,10 @@ def has_database(place: tuple[str, str]) -> bool:
 
 
 def test_only_init_connects_as_the_owner() -> None:
-    users = {}
-    for name, service in OURS.items():
-        usernames = {
-            sa.make_url(value).username for key, value in service["environment"].items() if key.endswith("_DSN")
-        }
-        users[name] = usernames
+    users = {
+        name: {sa.make_url(value).username for key, value in service["environment"].items() if key.endswith("_DSN")}
+        for name, service in OURS.items()
+    }
     owners = {name for name, usernames in users.items() if "kfm" in usernames}
     assert owners == {"init"}
     assert {"kfm_deployment", "kfm_retention"} == set.union(*(users[name] for name in set(users) - owners))
@@ -158,15 +144,14 @@ def test_no_role_connects_to_other_databases(url: Url) -> None:
         ("kfm_stac_api", "kfm"), ("kfm_stac_api", "dagster"), ("kfm_retention", "dagster"), ("kfm_retention", "stac"),
     ):  # fmt: skip
         with pytest.raises(OperationalError, match="permission denied for database"):
-            typed(at(address, user, database))
+            execute(at(address, user, database))
 
 
 def test_every_role_of_the_deployment_has_a_password(url: Url) -> None:
-    engine = sa.create_engine(url("init", "KFM_WAL_DSN"), poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        query = "SELECT rolname FROM pg_authid WHERE rolpassword IS NOT NULL AND rolcanlogin ORDER BY rolname"
-        without_password = connection.exec_driver_sql(query).scalars().all()
-    assert without_password == ["kfm_deployment", "kfm_retention", "kfm_stac_api"]
+    owner = Database.open(url("init", "KFM_WAL_DSN"))
+    query = "SELECT rolname FROM pg_authid WHERE rolpassword IS NOT NULL AND rolcanlogin ORDER BY rolname"
+    assert ask(owner, query) == ["kfm_deployment", "kfm_retention", "kfm_stac_api"]
+    owner.dispose()
 
 
 def test_the_api_works_read_only_under_its_role(url: Url) -> None:

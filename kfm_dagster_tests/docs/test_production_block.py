@@ -22,6 +22,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed
 from kfm_dagster.demo.sample_day import sample_objects
+from kfm_dagster_tests.databases import execute
 from kfm_dagster_tests.docs.console import session
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
@@ -43,10 +44,7 @@ def as_host_db(server: str) -> Iterator[dict[str, str]]:
     The server listens on a Unix socket; a TCP port is forwarded to it.
     """
     url = sa.make_url(server)
-    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql("CREATE ROLE kfm LOGIN")
-        connection.exec_driver_sql("CREATE DATABASE kfm OWNER kfm")
+    execute(server, "CREATE ROLE kfm LOGIN", "CREATE DATABASE kfm OWNER kfm")
     target = f"{url.query['host']}/.s.PGSQL.{url.port or 5432}" if "host" in url.query else (url.host, url.port or 5432)
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -79,10 +77,7 @@ def as_host_db(server: str) -> Iterator[dict[str, str]]:
             yield {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(listener.getsockname()[1])}
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            with admin.connect() as connection:
-                connection.exec_driver_sql("DROP DATABASE kfm WITH (FORCE)")
-                connection.exec_driver_sql("DROP ROLE kfm")
-            admin.dispose()
+            execute(server, "DROP DATABASE kfm WITH (FORCE)", "DROP ROLE kfm")
 
 
 @dataclass

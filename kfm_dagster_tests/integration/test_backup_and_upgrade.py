@@ -177,7 +177,9 @@ def deployment(
     yield deployment_
     deployment_.pipeline.close()
     if restored_url:
-        _drop(owner)
+        databases.execute(
+            owner.render_as_string(hide_password=False), "DROP DATABASE IF EXISTS kfm_restored WITH (FORCE)"
+        )
 
 
 def _libpq(owner: sa.URL) -> dict[str, str]:
@@ -194,13 +196,6 @@ def _libpq(owner: sa.URL) -> dict[str, str]:
     # For a server of another version (KFM_TEST_POSTGRES_DSN), the programs must be in the PATH.
     ours = POSTGRES_VERSIONS.get(int(version) // 10_000)
     return {**variables, "PATH": f"{ours}{os.pathsep}{os.environ['PATH']}"} if ours else variables
-
-
-def _drop(owner: sa.URL) -> None:
-    admin = sa.create_engine(owner, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql("DROP DATABASE IF EXISTS kfm_restored WITH (FORCE)")
-    admin.dispose()
 
 
 def kfm(commands: list[Command]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 import pystac
 import pytest
-import sqlalchemy as sa
 from hydraters import hydrate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,11 +46,8 @@ def empty_url(postgis_server: str) -> Iterator[str]:
 def ingesting_role(postgis_server: str) -> Iterator[str]:
     """A role with only the rights that docs/stac-api.md lists."""
     name = f"kfm_ingest_{secrets.token_hex(4)}"
-    admin = sa.create_engine(postgis_server, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN IN ROLE pgstac_ingest")
+    databases.execute(postgis_server, f"CREATE ROLE {name} LOGIN IN ROLE pgstac_ingest")
     yield name
-    admin.dispose()
     databases.drop_role(postgis_server, name)
 
 
