@@ -1,4 +1,4 @@
-"""The deployment's role on PostgreSQL has exactly the rights that the product needs."""
+"""The roles of deployment and retention on PostgreSQL have exactly the rights that the product needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role, grant_retention_role
-from kfm_dagster_tests.databases import as_role, ask, drop_role, refusal
+from kfm_dagster_tests.databases import as_role, ask, drop_role, execute, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, make_bench
 
@@ -82,6 +82,15 @@ def deployment(deployment_url: str) -> Iterator[Database]:
     opened.dispose()
 
 
+@pytest.fixture
+def retention(owner: Database, deployment_url: str, retention_role: str) -> Iterator[Database]:
+    """The same database, connected as the role of retention."""
+    grant_retention_role(owner, retention_role)
+    opened = Database.open(as_role(deployment_url, retention_role))
+    yield opened
+    opened.dispose()
+
+
 def tables(database: Database) -> set[str]:
     """Return the tables and views of the schema."""
     inspector = sa.inspect(database.engine)
@@ -94,21 +103,42 @@ def test_every_table_has_a_decision_about_the_role_s_rights(owner: Database) -> 
     assert sorted(decided) == sorted(tables(owner))
 
 
-def test_every_forbidden_statement_is_refused_on_every_table(owner: Database, deployment: Database, role: str) -> None:
-    accepted = []
-    for table in sorted(set(sa.inspect(owner.engine).get_table_names())):
-        typed = [
+@pytest.mark.clause("BEY-10")
+def test_every_forbidden_statement_is_refused_on_every_table(
+    owner: Database, deployment: Database, retention: Database
+) -> None:
+    accepted, schema = [], sa.inspect(owner.engine)
+    for table in sorted(schema.get_table_names()):
+        of_both = [
             f"TRUNCATE {table} CASCADE",
             f"ALTER TABLE {table} DISABLE TRIGGER ALL",
             f"ALTER TABLE {table} ADD COLUMN more text",
             f"CREATE TRIGGER t BEFORE DELETE ON {table} EXECUTE FUNCTION kfm_refuse('x')",
             f"CREATE RULE r AS ON DELETE TO {table} DO INSTEAD NOTHING",
             f"DROP TABLE {table} CASCADE",
+        ]
+        of_deployment = [
             *([] if table in WORKING else [f"DELETE FROM {table}"]),
             *(f"UPDATE {table} SET {column} = {column}" for column in _frozen(owner, table)),
         ]
-        accepted += [statement for statement in typed if refusal(deployment, statement) not in REFUSED]
+        # Retention only adds rows to the governance log.
+        of_retention = [
+            f"DELETE FROM {table}",
+            *(f"UPDATE {table} SET {column['name']} = {column['name']}" for column in schema.get_columns(table)),
+            *([] if table == "governance_log" else [f"INSERT INTO {table} DEFAULT VALUES"]),
+        ]
+        for database, typed in ((deployment, of_both + of_deployment), (retention, of_both + of_retention)):
+            accepted += [statement for statement in typed if refusal(database, statement) not in REFUSED]
     assert accepted == []
+
+
+@pytest.mark.clause("BEY-10")
+def test_a_role_that_was_a_deployments_keeps_none_of_the_deployments_rights(
+    owner: Database, deployment: Database, role: str
+) -> None:
+    grant_retention_role(owner, role)
+    for statement in ("DELETE FROM outbox", "UPDATE nodd_wal_records SET status = status"):
+        assert refusal(deployment, statement) == "42501"
 
 
 def test_neither_a_setting_nor_a_change_of_role_disables_the_guards(owner: Database, deployment: Database) -> None:
@@ -228,10 +258,7 @@ def test_a_role_does_not_migrate_and_the_error_names_the_command_that_migrates(
 
 @pytest.mark.usefixtures("owner")
 def test_an_empty_database_must_first_be_migrated_by_its_owner(empty_postgres_url: str, role: str) -> None:
-    empty = sa.create_engine(empty_postgres_url, isolation_level="AUTOCOMMIT")
-    with empty.connect() as connection:
-        connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # the default since PostgreSQL 15
-    empty.dispose()
+    execute(empty_postgres_url, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # the default since PostgreSQL 15
     with pytest.raises(SchemaVersionError, match="this role may not migrate it; observed schema 0"):
         Database.open(as_role(empty_postgres_url, role))
 
