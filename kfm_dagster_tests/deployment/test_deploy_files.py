@@ -277,12 +277,7 @@ def test_only_init_has_the_owners_dsn_and_init_creates_the_other_roles() -> None
     assert all(secrets["KFM_RETENTION_DSN"] != secrets["KFM_WAL_DSN"] for name, secrets in of.items() if name != "init")
     options = parsed(CONTAINERS["init"]["command"])
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
-    [hosts] = {
-        variable["value"]
-        for variable in CONTAINERS["console"]["environment"]
-        if variable["name"] == "KFM_ALLOWED_HOSTS"
-    }
-    assert hosts
+    assert variables("console")["KFM_ALLOWED_HOSTS"]
 
 
 @pytest.mark.clause("DAG-09", "DAG-15")

@@ -1,14 +1,12 @@
 """deploy/helm: values, Kubernetes objects, Dagster's instance and the Job are valid.
 
 The chart and its values.schema.json are not in this repository: `helm_values.yaml` beside this file lists the keys
-that we use with their types. If KFM_DAGSTER_CHART names the folder of an unpacked chart, one test validates our file
-against its schemas. `helm install --dry-run` tests the rendered templates, on a machine with Helm.
+that we use with their types. `helm install --dry-run` validates our file by the chart's schemas and tests the rendered
+templates, on a machine with Helm.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import jsonschema_rs
 import pytest
 import yaml
 from dagster._core.code_pointer import ModuleCodePointer
@@ -90,60 +87,6 @@ def test_every_value_is_valid_for_the_chart() -> None:
     assert [refused_value for refused_value in refusals if refused_value[1]] == []
     # Listed keys that we do not use would be untested.
     assert {path for path, _ in refusals} == set(KNOWN)
-
-
-def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chart's values overlaid with ours, because the chart's schema requires keys that we omit."""
-    values = {**chart, **ours}
-    for key in chart.keys() & ours.keys():
-        if isinstance(chart[key], Mapping) and isinstance(ours[key], Mapping):
-            values[key] = overlaid(chart[key], ours[key])
-    return values
-
-
-def local(schema: Any) -> Any:
-    """Return a schema without Kubernetes' definitions, which `kubernetes_object` checks."""
-    if isinstance(schema, list):
-        return [local(member) for member in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: local(member) for key, member in schema.items() if key != "$ref" or member.startswith("#")}
-
-
-def refused(chart: Path, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return path and message of our values' schema errors, in the chart and its subchart."""
-    name = "dagster-user-deployments"
-    schema, values = schema_and_values(chart, ours)
-    # Helm passes a subchart the values under its name, and `global`.
-    sub, subchart_values = schema_and_values(chart / "charts" / name, {**values[name], "global": values["global"]})
-    # The schema accepts unknown top-level keys, and the templates ignore them.
-    errors_found = [(key, "no property of the schema") for key in ours if key not in schema["properties"]]
-    for of, by, instance in (("", schema, values), (f"{name}: ", sub, subchart_values)):
-        errors = jsonschema_rs.validator_for(by, offline=True).iter_errors(instance)
-        errors_found += [(of + "/".join(map(str, error.instance_path)), error.message) for error in errors]
-    return errors_found
-
-
-def schema_and_values(chart: Path, ours: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    schema = local(json.loads((chart / "values.schema.json").read_text(encoding="utf-8")))
-    return schema, overlaid(yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8")), ours)
-
-
-@pytest.mark.clause("DAG-09")
-def test_the_values_are_valid_by_the_schemas_of_an_unpacked_chart() -> None:
-    if not (named := os.environ.get("KFM_DAGSTER_CHART")):
-        pytest.skip("KFM_DAGSTER_CHART names no folder that `helm pull dagster/dagster --version 1.13.27 --untar` made")
-    assert refused(Path(named), VALUES) == []
-    # The schemas also refuse unknown keys and wrong types.
-    wrong = {**deepcopy(VALUES), "concurrencies": {}}
-    wrong["dagsterWebserver"]["replicas"] = 1
-    wrong["dagster-user-deployments"]["deployments"][0]["port"] = "4000"
-    assert {path for path, _ in refused(Path(named), wrong)} == {
-        "concurrencies",
-        "dagsterWebserver",
-        "dagster-user-deployments/deployments/0/port",
-        "dagster-user-deployments: deployments/0/port",
-    }
 
 
 def test_every_object_is_valid_for_kubernetes() -> None:
@@ -266,8 +209,7 @@ def test_only_init_has_the_owners_secret_and_init_creates_the_other_roles() -> N
     options = parsed(PODS["kfm-init"]["containers"][0]["args"])
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
     assert VALUES["postgresql"]["postgresqlUsername"] == options["role"]
-    [settings] = [document["data"] for document in OBJECTS if document["kind"] == "ConfigMap"]
-    assert settings["KFM_ALLOWED_HOSTS"]
+    assert SETTINGS["KFM_ALLOWED_HOSTS"]
 
 
 @pytest.mark.clause("DAG-09")
