@@ -10,11 +10,9 @@ import pytest
 
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster_tests.cli.test_cli import DAY, SECRET, UNKNOWN_ID
 from kfm_dagster_tests.commands import Call, parameters, state_of
 
-UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
-DAY = "2025-12-03"
-SECRET = "s3cr3t-word"
 WRONG: dict[str, str] = {
     **dict.fromkeys(("--from", "--to", "--first-day", "--last-day", "--partition"), "yesterday"),
     **dict.fromkeys(("--event-time-start", "--event-time-end", "--created-after", "--created-before"), "yesterday"),
@@ -78,10 +76,6 @@ def name_of(parameter: click.Parameter) -> str:
     return parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
 
 
-def words_of(name: str, value: str) -> list[str]:
-    return [name, value] if name.startswith("--") else [value]
-
-
 def wrong_value(parameter: click.Parameter) -> str:
     if isinstance(parameter.type, click.IntRange | click.FloatRange):
         return "0x1"
@@ -92,15 +86,13 @@ def test_each_of_several_wrong_settings_gets_a_line(call: Call, monkeypatch: pyt
     monkeypatch.setenv("KFM_LIVE_SHARE", "half")
     monkeypatch.setenv("KFM_ENV", "production")
     monkeypatch.setenv("KFM_WAL_DSN", f"mysql://kfm:{SECRET}@host/db")
-    answer = call("status")
-    first, *others = answer.err.splitlines()
-    assert (answer.code, answer.out, first) == (
-        ExitCode.USAGE,
-        "",
-        "kfm: 3 settings are wrong; next: correct or unset each of them",
-    )
-    assert [line.split()[0] for line in others] == ["KFM_ENV", "KFM_WAL_DSN", "KFM_LIVE_SHARE"]
-    assert SECRET not in answer.err
+    for command in ("status", "doctor"):
+        answer = call(command)
+        first, *others = answer.err.splitlines()
+        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+        assert first == "kfm: 3 settings are wrong; next: correct or unset each of them"
+        assert [line.split()[0] for line in others] == ["KFM_ENV", "KFM_WAL_DSN", "KFM_LIVE_SHARE"]
+        assert SECRET not in answer.err
 
 
 def test_a_wrong_value_of_any_parameter_gives_one_error_line_and_changes_nothing(
@@ -121,7 +113,8 @@ def test_a_wrong_value_of_any_parameter_gives_one_error_line_and_changes_nothing
             if required is parameter:
                 words += [] if name.startswith("--") else [value]
             elif required.required:
-                words += words_of(other, REQUIRED.get(f"{path} {other}") or REQUIRED[other])
+                words += [other] if other.startswith("--") else []
+                words.append(REQUIRED.get(f"{path} {other}") or REQUIRED[other])
         if name not in ALONE:
             words += BESIDES.get(path, [])
         if name != "--reason" and path in {"reconcile", "retry", "replay run", "replay from-spec"}:

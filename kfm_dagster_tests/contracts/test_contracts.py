@@ -253,13 +253,6 @@ def test_topics_and_coverage_end_on_the_day_of_the_retirement() -> None:
     assert len(of_registry.topics) == 2
 
 
-@pytest.mark.clause("BEY-18")
-def test_topics_of_retired_satellites_are_not_expected(contracts: ContractRegistry) -> None:
-    live = {arn.rpartition(":")[2] for arn in contracts.live_topics(date(2026, 1, 1))}
-    assert {"NewGOES18Object", "NewGOES19Object"} <= live
-    assert live.isdisjoint({"NewGOES16Object", "NewGOES17Object"})
-
-
 @pytest.mark.clause("OPR-13")
 def test_clashing_contracts_are_refused() -> None:
     for changes, message in [
