@@ -13,13 +13,12 @@ import pytest
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import LEASE, Alert, AlertState
-from kfm_dagster.errors import ConfigurationError, RefusedError, UnknownNameError
-from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
+from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, evaluator_of
 from kfm_dagster_tests.moments import DeathError
-from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("PCS-18")
 
@@ -123,26 +122,6 @@ def test_an_acknowledged_alert_is_not_notified_and_escalates_only_after_new_even
     [alert] = evaluator.store.listed()
     assert (alert.state, alert.acknowledged_by) == (AlertState.FIRING, "ann")
     assert evaluator.store.acknowledge(1, Decision(actor="bob", reason="again")).acknowledged_by == "bob"
-
-
-def test_an_acknowledgement_is_in_the_governance_log_with_actor_and_reason(
-    database: Database, evaluator: AlertEvaluator, record: Record, now: Clock
-) -> None:
-    record_event(record, now)
-    evaluator.evaluate()
-    evaluator.store.acknowledge(1, ME)
-    with pytest.raises(RefusedError, match=r"alert 1: acknowledged by ann.*expected firing"):
-        evaluator.store.acknowledge(1, ME)
-    with pytest.raises(UnknownNameError, match="there is no such alert; observed 2"):
-        evaluator.store.acknowledge(2, ME)
-    now.passes(days=2)
-    evaluator.evaluate()
-    with pytest.raises(RefusedError, match="alert 1: resolved"):
-        evaluator.store.acknowledge(1, ME)
-    entries = own_tx(GovernanceLog(database, clock=now)).entries(action=GovernanceAction.ALERT_ACKNOWLEDGED)
-    [(actor, reason, details)] = [(entry.actor, entry.reason, entry.details) for entry in entries]
-    assert (actor, reason) == ("ann", "I am on it")
-    assert details == {"alert_id": 1, "rule": "path_desync", "subject": f"{STAGE} G3", "level": "warning"}
 
 
 def test_a_divergence_is_also_notified_on_the_channels_of_the_replay_plan(

@@ -60,18 +60,14 @@ def waits(record: Record) -> None:
     record.stage(FAILED, FAILED, FAILED, FAILED, StageState.PENDING)
 
 
-def reading(record: Record, state: ClockState, offset: float | None, source: str = "kernel") -> None:
-    record.clock(state, offset, source=source)
-
-
 def unlocked_but_calibrated(record: Record) -> None:
-    reading(record, ClockState.UNKNOWN, 0.2, "date:s3.example")
-    reading(record, ClockState.UNLOCKED, None)
+    record.clock(ClockState.UNKNOWN, 0.2, source="date:s3.example")
+    record.clock(ClockState.UNLOCKED, None)
 
 
 def unlocked_and_calibrated_elsewhere(record: Record) -> None:
     record.clock(ClockState.UNKNOWN, 0.2, source="date:s3.example", name="another machine")
-    reading(record, ClockState.UNLOCKED, None)
+    record.clock(ClockState.UNLOCKED, None)
 
 
 PATH = "nexrad-l2.path_arrival"
@@ -86,8 +82,10 @@ TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
     "a stage restricted for its clock": (
         lambda r: r.stage(SUCCEEDED, restricted=["E_SYNC", "G5"]), AlertRule.UNLOCK, "clock", 1
     ),
-    "a clock that is wrong": (lambda r: reading(r, ClockState.UNKNOWN, -1.2, "date:x"), AlertRule.UNLOCK, "clock", 1),
-    "a clock out of sync": (lambda r: reading(r, ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
+    "a clock that is wrong": (
+        lambda r: r.clock(ClockState.UNKNOWN, -1.2, source="date:x"), AlertRule.UNLOCK, "clock", 1
+    ),
+    "a clock out of sync": (lambda r: r.clock(ClockState.UNLOCKED, None), AlertRule.UNLOCK, "clock", 1),
     "a calibration of another clock": (unlocked_and_calibrated_elsewhere, AlertRule.UNLOCK, "clock", 1),
     "a gate that stops": (lambda r: gates(r, "G2", 10, "stop"), AlertRule.GATE_BREACH, f"{STAGE} G2", 10),
     "a gate that restricts": (lambda r: gates(r, "G5", 11, "restrict"), AlertRule.GATE_BREACH, f"{STAGE} G5", 11),
@@ -104,8 +102,8 @@ QUIET: dict[str, Callable[[Record], None]] = {
     "breaches of many stages": many_stages,
     "a stop for another reason": lambda r: r.line(AuditKind.STOP, "S3"),
     "a restriction for another reason": lambda r: r.stage(SUCCEEDED, restricted=["G5"]),
-    "a clock within its limit": lambda r: reading(r, ClockState.LOCKED, 0.8),
-    "a clock that is possibly wrong": lambda r: reading(r, ClockState.UNKNOWN, 1.05, "date:x"),
+    "a clock within its limit": lambda r: r.clock(ClockState.LOCKED, 0.8),
+    "a clock that is possibly wrong": lambda r: r.clock(ClockState.UNKNOWN, 1.05, source="date:x"),
     "a clock out of sync that is calibrated": unlocked_but_calibrated,
     "a replay without a difference": lambda r: r.line(AuditKind.REPLAY, "compared"),
 }

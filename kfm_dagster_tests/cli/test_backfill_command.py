@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kfm_dagster.cli import backfill as command
-from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills
@@ -15,8 +13,7 @@ from kfm_dagster.recovery.backfill.progress import find_backfill
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import Call
-from kfm_dagster_tests.factories import START, envelope, failed, finished
-from kfm_dagster_tests.transactions import own_tx
+from kfm_dagster_tests.factories import START, bring, envelope
 
 MONTH = ("--from", "2025-12-01", "--to", "2025-12-31")
 WHY = ("--reason", "outage", "--actor", "ada")
@@ -66,9 +63,11 @@ def test_days_before_the_first_day_of_a_dataset_are_reported_as_left_out(call: C
 
 
 @pytest.mark.clause("DAG-05")
-@pytest.mark.parametrize(("end", "code"), [(finished, ExitCode.DONE), (failed, ExitCode.FINISHED_WITH_FAILURES)])
+@pytest.mark.parametrize(
+    ("status", "code"), [("succeeded", ExitCode.DONE), ("quarantined", ExitCode.FINISHED_WITH_FAILURES)]
+)
 def test_status_with_follow_ends_with_the_backfill_and_reports_failures(
-    call: Call, monkeypatch: pytest.MonkeyPatch, end: object, code: ExitCode
+    call: Call, monkeypatch: pytest.MonkeyPatch, status: str, code: ExitCode
 ) -> None:
     [backfill_id] = call("backfill", "run", "hrrr", "--from", "2025-12-03", "--to", "2025-12-03", *WHY).out.split()
     polls: list[float] = []
@@ -82,16 +81,11 @@ def test_status_with_follow_ends_with_the_backfill_and_reports_failures(
         if len(polls) == 2:
             unit = envelope(dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/x.grib2")
             account = DayListing(clock=pipeline.clock, backfill_id=backfill_id, dataset="hrrr", day="2025-12-03")
+            bring(pipeline.ledger, status, [unit])
             with pipeline.database.transaction() as tx:
                 assert account.opened(tx)
-                pipeline.ledger.ensure([unit], lane=Lane.BULK, tx=tx)
                 assert account.counted(tx, listed=1, created=1, requeued=0)
                 account.closed(tx, {})
-            [claimed] = own_tx(pipeline.ledger).claim(dataset="hrrr", partition="2025-12-03", run_id="r", limit=1)
-            own_tx(pipeline.ledger).settle([end(claimed)], run_id="r")  # type: ignore[operator]
-            if end is failed:
-                reason = Decision(actor="ada", reason="no object")
-                own_tx(pipeline.ledger).quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
             Backfills(pipeline).advance(listing=(), limit=1)
             assert find_backfill(pipeline.database, backfill_id).state is ReplayState.FINISHED
         pipeline.close()

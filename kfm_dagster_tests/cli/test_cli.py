@@ -29,7 +29,6 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster.stages.card import REPLAY_PLAN, Card
 from kfm_dagster.storage import database
@@ -303,13 +302,6 @@ def test_bad_input_gives_one_error_line_and_changes_nothing(
             faults[line] = answer
         assert state_of(tmp_path) == before, line
     assert not faults
-
-
-def test_a_drain_is_refused_if_only_the_queue_answers(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "depth", lambda queue: None)
-    monkeypatch.setenv("KFM_WAL_DSN", DOWN)
-    line = "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1"
-    call("drain").refused(line, code=ExitCode.DEPENDENCY_UNAVAILABLE)
 
 
 WRONG = {

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kfm_dagster.cli.main import stopped_by_signals
-from kfm_dagster.cli.running import addresses, free_console_port, ui
+from kfm_dagster.cli.running import addresses, free_console_port
 from kfm_dagster.deployment.local import free_port
-from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
@@ -136,14 +135,11 @@ def labels(point: Any) -> frozenset[tuple[str, str]]:
     return frozenset((attribute.key, attribute.value.string_value) for attribute in point.attributes)
 
 
-def test_a_taken_port_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+def test_a_taken_port_is_refused_before_any_process_starts(call: Call, home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        result = CliRunner().invoke(ui, ["--port", str(port)])
-    assert isinstance(result.exception, ConfigurationError)
-    assert f"the port is taken; observed {port}" in str(result.exception)
-    assert not (tmp_path / "home").exists()
+        call("ui", "--port", str(port)).refused(f"the port is taken; observed {port}")
+    assert not home.exists()
 
 
 def test_the_console_uses_the_next_port_or_another_free_port_if_the_next_is_taken() -> None:

@@ -195,11 +195,10 @@ def test_a_new_contract_passes_its_check_unchanged(call: Call, tmp_path: Path) -
         written = out.read_text(encoding="utf-8")
         assert call(*arguments).out == written
         assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
-        if like in {"hrrr", "nexrad-l3"}:
-            # The addresses of pages are not changed.
-            shipped = (resources.files("kfm_dagster.contracts") / "datasets" / f"{like}.yaml").read_text("utf-8")
-            kept = re.findall(r"https://\S+", re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", shipped))
-            assert re.findall(r"https://\S+", written) == kept
+        # The addresses of pages are not changed.
+        shipped = (resources.files("kfm_dagster.contracts") / "datasets" / f"{like}.yaml").read_text("utf-8")
+        kept = re.findall(r"https://\S+", re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", shipped))
+        assert re.findall(r"https://\S+", written) == kept
 
 
 def test_a_contract_without_a_topic_must_be_modelled_on_a_contract_without_a_topic(call: Call, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.storage.roots import MARKER
 from kfm_dagster_tests.commands import Call, caller
-from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import MALFORMED, DlqFixture, open_dlq_fixture
 from kfm_dagster_tests.transactions import own_tx
 
@@ -26,12 +24,11 @@ WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 
 
 @pytest.fixture
-def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
+def dlq_fixture(cloud: EmbeddedCloud, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
     """Queues, and a ledger at the path that this process's environment names."""
-    unset_settings(monkeypatch)
-    fixture = open_dlq_fixture(cloud, tmp_path / "home", "")
+    fixture = open_dlq_fixture(cloud, home, "")
     # Use the database of KFM_HOME.
-    for name, value in (fixture.environment() | {"COLUMNS": "200", "KFM_WAL_DSN": ""}).items():
+    for name, value in (fixture.environment() | {"KFM_WAL_DSN": ""}).items():
         monkeypatch.setenv(name, value)
     yield fixture
     fixture.pipeline.close()
@@ -51,7 +48,7 @@ def test_status_list_and_plan_show_the_dead_letters(dlq_fixture: DlqFixture, cal
     dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     assert call("status", "--json").document["visible"] == 3
     assert dlq_fixture.dlq in call("status").out
-    (row,) = [json.loads(line) for line in call("list", "--class", "unreadable", "--json").out.splitlines()]
+    [row] = call("list", "--class", "unreadable", "--json").rows
     assert (row["class"], row["error_code"], row["wal_ids"]) == ("unreadable", "malformed_json", [])
     assert "unknown" in call("list", "--dataset", "nexrad-l2").out
     groups = call("plan", "--json").document["groups"]
@@ -140,7 +137,7 @@ def test_redrive_moves_a_letter_and_discard_refuses_a_readable_letter(dlq_fixtur
     dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
     assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
-    rows = [json.loads(line) for line in call("list", "--json").out.splitlines()]
+    rows = call("list", "--json").rows
     assert call("list", "--ids").out.split() == [row["message_id"] for row in rows]
     named = {row["class"]: row["message_id"] for row in rows}
     gone = call("discard", named["unreadable"], *WHY, "--confirm")

@@ -10,7 +10,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from kfm_dagster.console.app import console_app
@@ -27,7 +26,7 @@ from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.commands import Call, state_of
-from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.databases import execute, migrated_sqlite
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -54,9 +53,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pipeline = chain.open_pipeline(folder / "home", objects, url=migrated_sqlite(folder / "kfm.db"))
     for run_id in (WORKED, AGAIN):
         chain.run_chain(pipeline, "nexrad-l2", DAY, run_id)
-        _later(pipeline)
+        pipeline.clock.forward(3600)
     force(pipeline, FORCED, reason="the reader was wrong")
-    _later(pipeline)
+    pipeline.clock.forward(3600)
     chain.put(objects, chain.volumes(3))
     failpoint = chain.Failpoint(operator=StacRegister.operator, point="committing")
     with pytest.raises(chain.CrashError):
@@ -88,13 +87,8 @@ def dagster_runs(deployment: Pipeline, home: Path) -> None:
             instance.add_run(
                 dg.DagsterRun(job_name="ingest", run_id=run_id, root_run_id=WORKED, parent_run_id=WORKED, tags=tags)
             )
-    engine = sa.create_engine(f"sqlite:///{folder / 'history' / 'runs.db'}")
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE runs SET start_time = :start, end_time = :end WHERE run_id = :run_id"),
-            {"start": at.timestamp(), "end": (at + timedelta(seconds=5)).timestamp(), "run_id": REEXECUTED},
-        )
-    engine.dispose()
+    times = f"start_time = {at.timestamp()}, end_time = {at.timestamp() + 5}"
+    execute(f"sqlite:///{folder / 'history' / 'runs.db'}", f"UPDATE runs SET {times} WHERE run_id = '{REEXECUTED}'")
 
 
 def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
@@ -103,10 +97,6 @@ def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
         pipeline=pipeline, dataset="nexrad-l2", partition=DAY, run_id=run_id, source=Source.LISTING, limit=chain.LIMIT
     )
     pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None, force=reason))
-
-
-def _later(pipeline: Pipeline) -> None:
-    pipeline.clock.forward(3600)
 
 
 def account_of(call: Call, run: str) -> dict[str, Any]:
@@ -233,14 +223,10 @@ def test_a_run_that_died_shows_its_last_node_and_unsettled_units(deployment: Pip
 
     deployment.nodes.intents.fail_runs([DIED])
     assert account_of(call, DIED)["nodes"][-1]["fate"] == "unfinished"
-    chain.work_until_done(_released(deployment))
+    own_tx(deployment.ledger).release_lost(run_ids=[DIED])
+    chain.work_until_done(deployment)
     deployment.nodes.intents.give_up_overtaken()
     assert account_of(call, DIED)["nodes"][-1]["fate"] == "overtaken"
-
-
-def _released(pipeline: Pipeline) -> Pipeline:
-    own_tx(pipeline.ledger).release_lost(run_ids=[DIED])
-    return pipeline
 
 
 def test_the_table_is_readable_in_eighty_columns(
@@ -275,7 +261,7 @@ def test_a_unit_or_item_id_selects_its_run_and_latest_the_newest_ingest(deployme
     for name in (record.wal_id, record.stac_item_id):
         assert account_of(call, str(name))["run_id"] == WORKED
     # A later run outside the chain is not an ingest.
-    _later(deployment)
+    deployment.clock.forward(3600)
     paths = PathArrivals(pipeline=deployment, dataset="nexrad-l2", partition=DAY, run_id=PATHS)
     deployment.stages.commit(deployment.stages.run(paths, run_id=PATHS, upstream=None))
     assert [node["did"] for node in account_of(call, PATHS)["nodes"]] == ["worked on 3 units"]

@@ -23,8 +23,6 @@ OTHER = "arn:aws:sns:us-east-1:123901341784:NewOtherObject"
 ENDED_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewClosedFeed"
 ENDED = "The feed will no longer be updated."
 NODD = "NOAA data disseminated through NODD are open to the public and can be used as desired.<br/> <br/>NOAA requests"
-Documents = dict[str, dict[str, Any]]
-"""Entries of the registry by name."""
 
 
 def resource(arn: str, region: str = "us-east-1") -> dict[str, str]:
@@ -35,7 +33,7 @@ def entry(*arns: str, **keys: object) -> dict[str, Any]:
     return {"Name": "NOAA data", "License": NODD, "Resources": [resource(arn) for arn in arns], **keys}
 
 
-def agreeing() -> Documents:
+def agreeing() -> dict[str, dict[str, Any]]:
     """Return an entry with topics and buckets for each contract, and two entries without a contract."""
     entries = {
         contract.id: entry(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kfm_dagster.configs import own_folder
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.retention import RETENTION, RetentionKind
 from kfm_dagster.settings import Settings
-from kfm_dagster.stages.card import Card
-from kfm_dagster_tests.commands import Call, caller
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import landed_path, received_long_ago
 
 pytestmark = pytest.mark.clause("BEY-10")
@@ -27,9 +26,7 @@ HEAD = 'version: "1.0.0"\nkeep:\n'
 def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """KFM_HOME of a deployment with a landed batch past its retention."""
     configs = home.with_name("configs")
-    configs.mkdir()
-    for name, content in Card.load().files.items():
-        (configs / name).write_bytes(content)
+    shutil.copytree(own_folder(), configs)
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
     pipeline = Pipeline.open(Settings.load())
     hold_roots(pipeline.settings, pipeline.database)
@@ -41,11 +38,6 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@pytest.fixture
-def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    return caller(capsys, "retention")
-
-
 def policy(home: Path, text: str) -> None:
     (home.parent / "configs" / RETENTION).write_text(HEAD + text, encoding="utf-8")
 
@@ -54,53 +46,43 @@ def landed(home: Path) -> list[Path]:
     return list((home / "storage" / "landing").rglob("*.gz"))
 
 
-def row(out: str) -> dict[str, Any]:
-    [line] = out.splitlines()
-    plan_row: dict[str, Any] = json.loads(line)
-    return plan_row
-
-
 def test_the_plan_has_a_row_for_each_kind_of_the_policy(call: Call, home: Path) -> None:
     policy(home, "".join(f"  {kind}: 30d\n" for kind in RetentionKind if kind is not RetentionKind.DAGSTER_RUNS))
-    code, out, _ = call("plan", "--json")
-    planned = [json.loads(line)["kind"] for line in out.splitlines()]
-    assert (code, sorted([*planned, RetentionKind.DAGSTER_RUNS])) == (ExitCode.DONE, sorted(RetentionKind))
+    answer = call("retention", "plan", "--json")
+    planned = [row["kind"] for row in answer.rows]
+    assert (answer.code, sorted([*planned, RetentionKind.DAGSTER_RUNS])) == (ExitCode.DONE, sorted(RetentionKind))
 
 
 def test_a_plan_changes_nothing_and_a_run_deletes_as_planned(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     size = landed(home)[0].stat().st_size
-    code, out, _ = call("plan", "--json")
-    planned = row(out)
-    assert (code, planned.pop("before")[-1]) == (ExitCode.DONE, "Z")
+    [planned] = call("retention", "plan", "--json").rows
+    assert planned.pop("before")[-1] == "Z"
     expected = {"kind": "landing", "keep_days": 30.0, "older": 1, "needed": 0, "bytes": size}
     assert planned == {**expected, "removable": 1}
     assert landed(home)
-    code, out, _ = call("plan")
-    assert (code, "landing" in out, "removable" in out) == (ExitCode.DONE, True, True)
-    code, out, _ = call("run", "--actor", "jane", "--json")
-    done = row(out)
+    shown = call("retention", "plan")
+    assert (shown.code, "landing" in shown.out, "removable" in shown.out) == (ExitCode.DONE, True, True)
+    answer = call("retention", "run", "--actor", "jane", "--json")
+    [done] = answer.rows
     done.pop("before")
-    assert (code, done) == (ExitCode.DONE, {**expected, "removed": 1})
+    assert (answer.code, done) == (ExitCode.DONE, {**expected, "removed": 1})
     assert landed(home) == []
-    assert row(call("run", "--json")[1])["removed"] == 0
-    code, out, _ = call("run")
-    assert (code, "landing" in out) == (ExitCode.DONE, True)
+    assert [row["removed"] for row in call("retention", "run", "--json").rows] == [0]
+    shown = call("retention", "run")
+    assert (shown.code, "landing" in shown.out) == (ExitCode.DONE, True)
 
 
 def test_without_a_policy_nothing_is_deleted_and_the_output_names_the_policy_file(call: Call, home: Path) -> None:
+    everything = "everything is kept: no kind has a policy in retention.yaml (docs/retention.md)\n"
     for command in ("plan", "run"):
-        code, out, _ = call(command)
-        assert (code, out) == (
-            ExitCode.DONE,
-            "everything is kept: no kind has a policy in retention.yaml (docs/retention.md)\n",
-        )
-        assert call(command, "--json")[1] == ""
+        assert call("retention", command) == (ExitCode.DONE, everything, "")
+        assert call("retention", command, "--json").rows == []
     assert landed(home)
 
 
 def test_a_missing_ledger_gives_one_error_line_and_is_not_created(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     (home / "kfm.db").unlink()
-    call("plan").refused()
+    call("retention", "plan").refused()
     assert not (home / "kfm.db").exists()

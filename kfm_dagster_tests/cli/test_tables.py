@@ -21,7 +21,12 @@ from kfm_dagster.ingest.acknowledgement import Progress
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
 URI = "s3://unidata-nexrad-level2/2025/04/02/KTLX/KTLX20250402_000412_V06"
 ROWS = [
-    {"wal_id": wal_id, "status": "quarantined", "object_uri": URI, "why": "the object was cut: 12 of 24 records"}
+    {
+        "wal_id": wal_id,
+        "status": "quarantined",
+        "object_uri": URI,
+        "why": "the object was [red]cut[/red]: 12 of 24 records",
+    }
     for wal_id in IDS
 ]
 COLUMNS = ("wal_id", "status", "object_uri", "why")
