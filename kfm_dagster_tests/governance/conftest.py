@@ -1,4 +1,4 @@
-"""Fixtures of the governance tests: the command line over a ledger on each database."""
+"""A deployment whose ledger is on each database, and its quarantine."""
 
 from __future__ import annotations
 
@@ -13,30 +13,20 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
-from kfm_dagster_tests.commands import Call, caller
-from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.transactions import own_tx
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+def deployment(home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """The environment's deployment, opened for inspection."""
-    unset_settings(monkeypatch)
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
     (tmp_path / "objects").mkdir()
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     monkeypatch.setenv("KFM_OBJECT_ROOT", str(tmp_path / "objects"))
     monkeypatch.setenv("KFM_ACTOR", "jane")
     opened = Pipeline.open(Settings.load())
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def call(deployment: Pipeline, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run `kfm ...` in this process over the deployment."""
-    return caller(capfd)
 
 
 def cases_of(pipeline: Pipeline) -> QuarantineCases:

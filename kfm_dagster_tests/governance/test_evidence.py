@@ -133,19 +133,15 @@ def test_evidence_has_no_content_that_governance_withholds(why: str, pipeline: P
         pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
     else:
         change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
-        pipeline.registry = _governed(pipeline.registry, **change)
+        pipeline.registry = ContractRegistry.of(
+            contract.model_copy(update={"governance": contract.governance.model_copy(update=change)})
+            for contract in pipeline.registry
+        )
     quarantine_by_hand(pipeline, item)
     EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
     assert (bundle["found"]["first_hex"], bundle["found"]["last_hex"]) == ("", "")
-
-
-def _governed(registry: ContractRegistry, **change: object) -> ContractRegistry:
-    return ContractRegistry.of(
-        contract.model_copy(update={"governance": contract.governance.model_copy(update=change)})
-        for contract in registry
-    )
 
 
 SECRETS = {

@@ -134,19 +134,6 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
 
-def test_a_replay_of_failed_units_and_a_kill_switch_need_only_one_person(call: Call, prod: Pipeline) -> None:
-    own_tx(prod.ledger).ensure([envelope(2)])
-    brakes = (
-        ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],
-        ["kill-switch", "on", "nexrad-l2"],
-        ["kill-switch", "off", "nexrad-l2"],
-        ["discard", OUT.wal_id],
-        ["replay", "run", "--wal-id", OUT.wal_id, "--confirm"],
-    )
-    for command in brakes:
-        assert call(*command, *WHY).code == ExitCode.DONE, command
-
-
 def test_an_impossible_approval_is_refused_in_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
     def a_proposal() -> str:
         return proposed(call("release", OUT.wal_id, *WHY))
