@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import pytest
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.operators.message_parse import MAX_REJECTIONS
 from kfm_dagster_tests.ingest.heaviest import KINDS, heaviest
+from kfm_dagster_tests.programs import printed_by
 
 MAX_MIB = 512
 """The allowed peak of a process; a third of it is the program itself."""
 
 
 def _tick(kind: str, home: Path, *, messages: int, dsn: str = "") -> dict[str, Any]:
-    command = [sys.executable, "-m", "kfm_dagster_tests.ingest.heaviest", kind, str(home), str(messages), dsn]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    program = (sys.executable, "-m", "kfm_dagster_tests.ingest.heaviest")
+    return json.loads(printed_by(*program, kind, home, str(messages), dsn))
 
 
 @pytest.mark.clause("SEC-08")

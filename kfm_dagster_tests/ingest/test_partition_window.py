@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.identity import DayWindow
@@ -82,16 +80,6 @@ def test_an_earlier_day_extends_the_window_and_a_later_day_does_not(database: Da
     for day, lowered in ((FIRST, False), (FIRST + timedelta(days=1), False), (FIRST - timedelta(days=1), True)):
         assert own_tx(initial).lower(day, actor="ada", reason="x") is lowered
     assert initial.first_day() == FIRST - timedelta(days=1)
-
-
-@pytest.mark.clause("DAG-12")
-def test_the_first_day_cannot_be_changed_by_plain_sql(database: Database) -> None:
-    initial = window(database, first_day=FIRST)
-    initial.make()
-    for statement in ("UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"):
-        with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
-            connection.execute(sa.text(statement))
-        assert initial.first_day() == FIRST
 
 
 @pytest.mark.clause("DAG-12", "BEY-03")
@@ -187,7 +175,6 @@ def test_the_demo_s_window_begins_with_its_oldest_object(
 DAY = "2025-04-02"
 
 Pending = Mapping[tuple[str, str], int]
-NO_LIMITS: Mapping[Lane, int | None] = {}
 
 
 def counter(runs: Mapping[str, int] | None, lane: Lane) -> Counter[LaneKey]:
@@ -201,7 +188,7 @@ def plan(
     active: Mapping[str, int] | None = None,
     coming: Mapping[str, int] | None = None,
     active_bulk: Mapping[str, int] | None = None,
-    limits: Mapping[Lane, int | None] = NO_LIMITS,
+    limits: Mapping[Lane, int | None] | None = None,
     most: int = 10,
     salt: str = "0",
 ) -> list[PlannedRun]:
@@ -217,18 +204,10 @@ def plan(
             active=(counter(active, Lane.LIVE) | coming_runs) + counter(active_bulk, Lane.BULK),
             coming=coming_runs,
         ),
-        limits=limits,
+        limits=limits or {},
         max_units_per_run=most,
         salt=lambda _: salt,
     )
-
-
-def shape(runs: list[PlannedRun]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(run.partition, run.datasets) for run in runs]
-
-
-def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
-    return [(run.lane.value, run.partition) for run in runs]
 
 
 @pytest.mark.clause("DAG-03")
@@ -261,7 +240,7 @@ def test_runs_are_planned_for_pending_units() -> None:
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",))] * 2),
     ]
     for case, expected in cases:
-        assert shape(plan(**case)) == expected, case
+        assert [(run.partition, run.datasets) for run in plan(**case)] == expected, case
 
 
 def test_a_run_key_is_the_same_in_every_release() -> None:
@@ -294,7 +273,7 @@ def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
         ({"pending": {("a", DAY): 60}, "active": {"2025-04-01": 2}, "limits": {Lane.LIVE: 2}}, []),
     ]
     for case, expected in cases:
-        assert lanes(plan(**case)) == expected, case
+        assert [(run.lane.value, run.partition) for run in plan(**case)] == expected, case
 
 
 @pytest.mark.clause("BEY-14")

@@ -26,7 +26,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import day_progress
-from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
 from kfm_dagster.views.feeds import rejected_message
@@ -197,21 +197,17 @@ def test_the_database_enforces_the_length_of_every_text_of_a_record(database: Da
 
 
 def _count_writes(database: Database, items: Sequence[int], refused: frozenset[int]) -> tuple[int, list[int], set[int]]:
-    writes = 0
-    written: list[int] = []
+    writes: list[Sequence[int]] = []
 
     def write(part: Sequence[int]) -> list[int]:
-        nonlocal writes
-        writes += 1
+        writes.append(part)
         if refused & set(part):
             raise ValueError("it has no form")
         return list(part)
 
     with database.transaction() as tx:
         parts, refused_items = write_all_but_refused(tx, items, write)
-    for part in parts:
-        written += part
-    return writes, written, {item for item, _ in refused_items}
+    return len(writes), [item for part in parts for item in part], {item for item, _ in refused_items}
 
 
 def test_one_refused_item_costs_few_writes_and_the_order_is_kept(database: Database) -> None:
@@ -228,10 +224,7 @@ def test_an_unreachable_database_does_not_count_as_a_refusal(database: Database)
     def gone(_: Sequence[int]) -> None:
         raise OperationalError("INSERT", {}, Exception("server closed the connection unexpectedly"))
 
-    def write(tx: Transaction) -> None:
-        write_all_but_refused(tx, [1, 2], gone)
-
     with pytest.raises(DatabaseUnavailableError), database.transaction() as tx:
-        write(tx)
+        write_all_but_refused(tx, [1, 2], gone)
     assert refusal_of(OperationalError("INSERT", {}, Exception("database is locked"))) is None
     assert refusal_of(KeyError("a bug of ours")) is None

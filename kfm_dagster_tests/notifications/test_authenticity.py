@@ -39,7 +39,6 @@ from kfm_dagster_tests.notifications.signing import (
 )
 
 pytestmark = pytest.mark.clause("SEC-04")
-SIGNATURE = ("Signature", "SignatureVersion", "SigningCertURL")
 LOOPBACK = "http://127.0.0.1:4566"
 
 
@@ -67,11 +66,13 @@ def test_a_message_signed_by_its_topic_is_verified(tmp_path: Path) -> None:
         notification(Subject="Prüfung ☂", Message="Subject\nx\nMessageId\ny\n"),
         *(confirmation | {"Type": kind} for kind in ("SubscriptionConfirmation", "UnsubscribeConfirmation")),
     ]
+    # The certificate is valid only at the message's time, which is before this release.
+    only_then = {"start": AT, "end": AT}
     for message, version in product(messages, ("1", "2")):
-        body = sign(message, signing.signer(), version=version)
+        body = sign(message, signing.signer(**only_then), version=version)
         # Fields outside the signature can have any value.
         for sent in (body, body | {"UnsubscribeURL": "https://evil.example/"}):
-            assert verdict(tmp_path, sent).authenticity is Authenticity.VERIFIED, (message, version)
+            assert verdict(tmp_path, sent, signing.server(**only_then)).authenticity is Authenticity.VERIFIED, sent
 
 
 def test_a_forged_field_is_refused(tmp_path: Path) -> None:
@@ -165,15 +166,6 @@ def test_a_certificate_that_is_not_valid_for_sns_or_at_the_message_s_time_is_ref
         assert not (tmp_path / "certificates").exists(), "only valid certificates are stored"
 
 
-def test_a_certificate_must_be_valid_at_the_message_s_time(tmp_path: Path) -> None:
-    # The certificate must be valid at the message's time, which is before this release.
-    own = signing.signer(start=AT - timedelta(days=1), end=AT)
-    fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der})
-    for second, expected in ((0, Authenticity.VERIFIED), (1, Authenticity.INVALID)):
-        at = (AT + timedelta(seconds=second)).isoformat()
-        assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
-
-
 def test_the_certificate_names_of_all_regions_are_accepted(tmp_path: Path) -> None:
     for region, partition, name in (
         ("eu-west-1", "aws", "sns.amazonaws.com"),
@@ -226,7 +218,6 @@ def test_an_incomplete_or_unreadable_extra_authority_is_refused(tmp_path: Path) 
 def test_a_certificate_is_fetched_once_for_all_messages_and_processes(tmp_path: Path) -> None:
     fetch = signing.server()
     body = sign(notification(), signing.signer())
-    fetch.files[URL] = signing.signer().pem
     messages = [delivered(body, message_id=f"sqs-{number}") for number in range(50)]
     first = verifier(tmp_path, fetch)
     assert {verdict.authenticity for verdict in first.verdicts(messages)} == {Authenticity.VERIFIED}
@@ -281,9 +272,7 @@ def test_an_issuer_s_certificate_is_fetched_only_from_the_authority_s_hosts(tmp_
 
 
 def test_requests_for_forged_certificate_names_are_bounded(tmp_path: Path) -> None:
-    fetch = signing.server()
-    own = signing.signer()
-    fetch.files[URL] = own.pem
+    fetch, own = signing.server(), signing.signer()
     forged = [
         delivered(sign(notification(), own, url=URL.replace("0a1b", f"{number:04x}")), message_id=f"forged-{number}")
         for number in range(40)

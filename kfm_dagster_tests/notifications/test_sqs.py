@@ -149,13 +149,6 @@ def test_large_bodies_share_a_request_only_as_far_as_sqs_allows(queue: Queue) ->
     assert sorted(message.body for message in queue.receive(10, budget_seconds=20)) == sorted(bodies)
 
 
-def test_refused_entries_are_reported_individually(queue: Queue) -> None:
-    outcomes = queue.send(["fine", "x" * (1024**2 + 1), "fine, too"])
-    assert [outcome.message_id is not None for outcome in outcomes] == [True, False, True]
-    assert outcomes[1].refusal
-    assert queue.depth().visible == 2
-
-
 def test_queue_rules_have_visibility_timeout_retention_and_redrive_policy(queue: Queue) -> None:
     assert queue.rules() == QueueRules(visibility_timeout=timedelta(seconds=30), retention=timedelta(days=4))
     arn = "arn:aws:sqs:us-east-1:123456789012:" + queue.name

@@ -156,6 +156,7 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
 """Legal statements that prepare the state, a statement typed by hand, and the rule that refuses this statement."""
 APPEND_ONLY = {
     "catalog_kept_files": "undo_log_is_append_only",
+    "deployment": "deployment_is_kept",
     "governance_log": "governance_log_is_append_only",
     "ignored_records": "ignored_records_are_kept",
     "lineage_emissions": "lineage_is_append_only",
