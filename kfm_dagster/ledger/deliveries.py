@@ -40,13 +40,13 @@ class DeliveryState(StrEnum):
     IN_FLIGHT = "in_flight"
     """On the queue until each of its units is terminal."""
     REJECTED = "rejected"
-    """At least one entry of the message gives no unit. The reason is stored, and the queue's redrive policy applies."""
+    """At least one entry of the message was rejected. The reason is stored, and the queue's redrive policy applies."""
     IGNORED = "ignored"
     """The message announces no object to ingest (a test event, a sidecar), and is deleted at once."""
     DELETED = "deleted"
     """On no queue any more, because it was acknowledged, redriven under another id, or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
-    """On the dead-letter queue, with no unit in progress; the message waits for a drain, a redrive or a person."""
+    """On the dead-letter queue, where the message waits for a drain, a redrive or a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +184,11 @@ class Deliveries:
             tx.run("deliveries.mark", deleted, at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Mark messages as dead-lettered on `queue`, unless a run works on them."""
+        """Mark messages as dead-lettered on `queue`.
+
+        A message that a drain has received from `queue` keeps its state, unless it was rejected: it waits for its
+        units, or is deleted.
+        """
         ids = sorted(message_ids)
         self.count_dead_letters(ids, queue=queue, tx=tx)
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())

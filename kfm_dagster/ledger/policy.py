@@ -17,7 +17,7 @@ from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 @unique
 class ReplayReason(StrEnum):
-    """Built-in reasons for failed > pending; governed reasons are rows of `replay_reasons`."""
+    """Built-in reasons for a return to pending; further reasons are rows of `replay_reasons`."""
 
     BACKFILL = "backfill"
     DLQ_DRAIN = "dlq-drain"

@@ -64,8 +64,8 @@ class NoddWalRecord(BaseModel):
         description="Cloud that holds the object: aws, azure or gcp.", **_seen("aws", "contract:storage.provider")
     )
     queue: str = Field(
-        description="Logical name of the queue, or of the listing that found the object.",
-        **_seen("nodd-primary", "contract:queue.name, or the name of the listing"),
+        description="Name of the primary queue; for a listed object, of the queue in its contract.",
+        **_seen("nodd-primary", "KFM_SQS_PRIMARY_QUEUE; for a listed object contract:queue.name"),
     )
     event_time: Timestamp = Field(
         description="Time at which the object was written, according to the source.",
@@ -179,9 +179,7 @@ class NoddWalRecord(BaseModel):
         description="UTC day of time_range_start.",
         **_seen("2025-12-03", "derived from time_range_start"),
     )
-    priority: Priority = Field(
-        description="Urgency of the unit.", **_seen("normal", "contract:priority of the product")
-    )
+    priority: Priority = Field(description="Urgency of the unit.", **_seen("normal", "contract:notifications.priority"))
     schema_version: str = Field(description="Version of the message's format.", **_seen("2.1", "s3:eventVersion"))
     sqs_message_id: str | None = Field(
         description="First message that announced the unit.",
@@ -224,7 +222,7 @@ class NoddWalRecord(BaseModel):
         ge=1,
         description="Maximum number of units in the next run that claims this unit, set after a run with several units "
         "died; null: no limit.",
-        **_seen(250, "ledger: half of the dead run's batch"),
+        **_seen(250, "ledger: the dead run's batch, halved by each further death"),
     )
 
 

@@ -57,10 +57,10 @@ class SettleReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoverReport:
-    """Claims revoked from dead runs.
+    """Claims revoked from dead or rolled-back runs.
 
-    `requeued` units wait for another run, `quarantined` units for a person; the policy forbids a retry of `failed`
-    units.
+    `requeued` units wait for another run, `quarantined` units for a person. `failed` units stay failed, because their
+    dataset is switched off or has no contract.
     """
 
     requeued: tuple[WalId, ...] = ()
@@ -98,7 +98,7 @@ class DayReport:
     """Statuses of the units of a dataset's day, across all runs.
 
     `counts` has every status. `failing` counts by error code the failed and quarantined units that need attention:
-    units without a newer version and without a closed case.
+    units without a newer version and without a discarded case.
     """
 
     counts: Mapping[Status, int]

@@ -28,7 +28,7 @@ END_OF_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 """Later than every event, as the start of the first page."""
 MOST_TEXT = 300
 MOST_FAILURES = 200
-"""Pairs of code and dataset read at most; contracts and ledger have a few dozen codes."""
+"""Maximum pairs of code and dataset that a search reads; usually few pairs have failures."""
 FIRST_CHUNK = 50
 _LARGEST_CHUNK = 5_000
 _FAILING = (Status.FAILED, Status.QUARANTINED)
