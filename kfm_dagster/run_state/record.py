@@ -59,7 +59,7 @@ def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any])
 
 
 ROLLED_BACK_BY = "rolled_back_by"
-"""Key in the validation summary of a node whose output was withdrawn; the value is the withdrawing run."""
+"""Key in the validation summary of a node whose output was withdrawn; the value is the failed node or the replay."""
 
 
 class RunStateError(KfmError):
@@ -71,13 +71,13 @@ class Outcome(StrEnum):
     """Outcome of a node in a run."""
 
     SUCCESS = "success"
-    """Every input unit passed. Only after this outcome does a later call skip the node."""
+    """Every input unit passed. A later call in the run with the same inputs skips the node."""
     FAILED = "failed"
     """The node raised, or no unit passed."""
     PARTIAL = "partial"
     """Some units passed and some did not."""
     SKIPPED = "skipped"
-    """The node reused an earlier run's output of the same content, or had no work."""
+    """The node reused an earlier run's output of the same content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

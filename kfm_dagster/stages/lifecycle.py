@@ -170,7 +170,7 @@ class StageLifecycle:
             _LOG.warning("%s", conflict)
             return
         except Exception as record_error:
-            # Run-state outside the database is written after the commit. If only this failed, the attempt has moved.
+            # Run-state outside the database is written after the commit. If only that failed, the attempt has moved.
             cause = redacted_error(record_error)
             _LOG.exception("the failure of %s could not be recorded", node.kind, exc_info=cause)
         if failed is not None:

@@ -113,4 +113,4 @@ class StageNode(ABC):
         return ()
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:  # noqa: B027, a default
-        """Act after the stage's commit. If this process dies here, another process repeats the call."""
+        """Act after the stage's commit. If this process dies here, the call is not repeated."""

@@ -192,9 +192,9 @@ class StageRunner:
     def _fresh_content(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or content with a separate hash if the applied output is not reusable.
 
-        An output is reusable if (1) none of its units is in progress, (2) no rollback withdrew it, and (3) it is a
-        success, or its input batch is reused itself. So an unsuccessful output is recomputed only for a new input
-        batch.
+        An output is reusable if (1) the node allows it (`can_reuse_output`), (2) it exists and no rollback withdrew
+        it, and (3) it is a success, or its input batch is reused itself. So an unsuccessful output is recomputed only
+        for a new input batch.
         """
         reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:

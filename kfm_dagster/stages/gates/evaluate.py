@@ -146,7 +146,7 @@ def coverage(subject: Subject) -> Verdict:
     """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
 
     An hour is expected when it has been over for the contract's `settles_after_seconds`. Hours before the first
-    announcement are expected only if the bucket's list of the day is complete. So a warning means missing objects.
+    announcement are expected only if the bucket's list of the day is complete. So a finding means missing objects.
     A surplus in one hour or product does not compensate for a hole in another.
     """
     least = subject.rules.G6.min_coverage

@@ -85,8 +85,8 @@ class PartitionFacts:
     day: date
     counts: Sequence[ProductCount]
     followed: Mapping[str, datetime] | None = None
-    """Time of each product's first announcement to this deployment. None for a day whose buckets were listed: then all
-    products are due."""
+    """Time from which each product is followed (`ingest/feed_watch.py`). None for a day whose buckets were listed; then
+    all products are due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
