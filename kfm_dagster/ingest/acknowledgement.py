@@ -72,7 +72,7 @@ class Acknowledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A snapshot of queue and ledger. `waiting` counts failed units that will be retried."""
+    """A snapshot of queue and ledger. `waiting` counts the failed units, which wait for a retry."""
 
     queued: int
     units: int

@@ -42,7 +42,7 @@ class Calibration:
         """Return the present decision on the clock; measure first if no fresh reading is decisive."""
         now = self.clock()
         read_at, readings = self._kept.get(contract.id, (None, ()))
-        # A clock that was set back meanwhile is read again.
+        # The log is read again, too, if the clock was set back meanwhile.
         if read_at is None or not read_at <= now < read_at + KEPT:
             since = now - self.rule.tau_calib
             if not any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH)):

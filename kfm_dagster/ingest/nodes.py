@@ -97,7 +97,7 @@ class IntegrityCheck(ChainNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the objects that differ from their announcement."""
+        """Count the objects that failed a check."""
         return _summary([unit.integrity.status is CheckStatus.FAILED for unit in batch if unit.integrity])
 
 
@@ -277,7 +277,7 @@ class ProvenanceEmit(EffectNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the units whose lineage could not be emitted."""
+        """Count the units with an issue of their lineage."""
         return _summary([bool(unit.provenance.issues) for unit in batch if unit.provenance])
 
 

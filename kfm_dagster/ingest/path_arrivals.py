@@ -287,7 +287,7 @@ class PathArrivals(ChainNode):
         return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._tables)
 
     def _units(self) -> list[Envelope]:
-        """Return the day's sound WSR-88D volumes, in their newest version, by site and time.
+        """Return the day's WSR-88D volumes that have not failed, with their newest metadata, by key.
 
         Paths are computed only for this radar's band and range gates (`path/volume.py`).
         """

@@ -151,7 +151,7 @@ def _spans(pattern: str, key: str, groups: Mapping[str, str]) -> Mapping[str, li
     references: dict[str, str] = {}
 
     def as_group(reference: re.Match[str]) -> str:
-        """Make a reference a group of its own, which holds the text that it repeats."""
+        """Replace a back-reference by a group of the text that the reference repeats."""
         references[alias := f"_reference_{len(references)}"] = reference[1]
         return f"(?P<{alias}>{re.escape(groups.get(reference[1], ''))})"
 

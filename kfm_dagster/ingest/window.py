@@ -47,7 +47,7 @@ class PartitionWindow:
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
     def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
-        """Set an earlier first day; False if `day` is not earlier. Then reload the code location."""
+        """Set an earlier first day, known to Dagster after a reload; False if `day` is not earlier."""
         if self._settled(tx) <= day:
             return False
         self._begin(day, actor=actor, reason=reason, tx=tx)

@@ -362,7 +362,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Route a record by bucket and key; its `configurationId` may name another satellite."""
+    """Route a record by bucket and key, because `configurationId` may name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.every.announced.get((topic, bucket))
     if announced is None:
