@@ -27,7 +27,7 @@ DROP_BELOW = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCount:
-    """Number of distinct objects, in progress or done, of an hour and a set of extension fields."""
+    """Distinct objects of an hour with these extension fields, not failed and not quarantined."""
 
     hour: int
     groups: Mapping[str, Any]
@@ -88,7 +88,7 @@ def product_hours(
 ) -> list[ProductHour]:
     """Return the expected and known objects of a day by product and hour that must be complete.
 
-    followed: when each product was first announced; products without an entry are not expected. None: the whole day was
+    followed: since when each product is followed; products without an entry are not expected. None: the whole day was
     listed, so every product is expected in each hour in which it is due.
     """
     until = settled_until(coverage, at)

@@ -67,7 +67,7 @@ class RegistryExceptions(Strict):
     untaken_topics: dict[str, Line] = Field(description="Topics of the registry that no contract names.")
     unlisted_topics: dict[str, Line] = Field(description="Topics of contracts that the registry does not list.")
     retirements: dict[str, Line] = Field(
-        description="Parts of sentences that announce the end of no dataset with a contract."
+        description="Parts of sentences that announce an end of data, but not of a dataset with a contract."
     )
 
     @classmethod
@@ -127,7 +127,7 @@ def _differences(contract: DatasetContract, registry: OpenDataRegistry) -> Itera
 
 
 def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes: Iterable[str]) -> Iterator[Drift]:
-    """Yield unquoted sentences about the end of a living dataset, and quotes without a sentence."""
+    """Yield ends of living datasets without an exception, and exceptions without a sentence."""
     unused = dict.fromkeys(quotes)
     for entry in registry.entries.values():
         for sentence in entry.retirements:

@@ -62,7 +62,7 @@ class Lane(StrEnum):
     LIVE = "live"
     """Announced by a message: the first attempt and its automatic retries."""
     BULK = "bulk"
-    """Discovered by a backfill, or requeued by a replay or from the DLQ."""
+    """Discovered by a listing, requeued other than for a retry, or a completion or closing."""
 
 
 @unique

@@ -79,7 +79,8 @@ class KeyGrammarReader:
         """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps.
 
         `event_time` is the time of the object's event, or its Last-Modified. The range of a key without a time begins
-        with the UTC day of `event_time` and ends at `event_time`; without `event_time`, it is the dataset's first day.
+        with the UTC day of `event_time` and ends at `event_time`. Without `event_time`, the range is the beginning
+        of the dataset's first day.
         """
         match = self._fullmatch(key)
         if match is None or not is_safe_key(key):
