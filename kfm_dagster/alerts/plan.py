@@ -59,7 +59,7 @@ class AlertRule(StrEnum):
         "kfm clock --ask",
     )
     GATE_BREACH = "gate_breach", "A gate does not pass: it stops the stage, drops units, or restricts the output."
-    REPLAY_DIVERGENCE = "replay_divergence", "A replay gave another result than the original, and was rolled back."
+    REPLAY_DIVERGENCE = "replay_divergence", "The replay of a run or of a unit gave another result than the original."
     WORSE_OBJECT = (
         "worse_object",
         "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",

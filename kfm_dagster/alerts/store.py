@@ -36,12 +36,12 @@ class AlertState(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     """A person has acknowledged it; it is sent again only if its level rises."""
     RESOLVED = "resolved"
-    """Its events are older than the rule's window."""
+    """The rule's window has fewer events than the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """An alert. `observed`: events in the window; `place`: the newest event's stage or source.
+    """An alert. `observed`: events in the window; `place`: e.g. the stage of the newest event.
 
     At most one alert is open under a `key`; by this key, receivers can drop repetitions.
     """
@@ -199,7 +199,7 @@ def look_of(alert: Alert) -> str:
 
 
 def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
-    """Return the message about an alert's state; `why` is the reason while the alert fires."""
+    """Return the message about an alert's state; `why` completes the sentence of a firing alert."""
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [

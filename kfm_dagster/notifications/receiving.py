@@ -1,7 +1,7 @@
 """Receiving: the budgets of a call, and the conversion of messages.
 
-Belongs here: the counts of a call, by which its requests never bring more than requested. Does not belong here:
-requests (`sqs.py`).
+Belongs here: the counts of a call, which limit the size of its next requests. Does not belong here: the requests
+themselves (`sqs.py`).
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class Queue:
         The first request waits for a message, so it queries all of SQS's servers. If it returns no message, the call
         ends. The wait is shorter than the client's read timeout, and the budget in seconds begins after the wait.
 
-        Budgets: seconds, bytes of all bodies, announced units. Requests under way can exceed a budget; at least one
-        request is made.
+        Budgets: seconds, bytes of all bodies, announced units. Requests under way can exceed a budget. At least
+        one request is made, unless the budget is 0 seconds.
 
         Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. After an error, the call
         returns the messages received before, because these are in flight, and only their receiver can delete them.

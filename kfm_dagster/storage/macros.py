@@ -281,7 +281,7 @@ def _not_replaced(dialect: str, table: str, rule: str, *keys: str) -> str:
 
 
 def _not_repeated(dialect: str, table: str, key: str) -> str:
-    # The statements that write these tables have ON CONFLICT DO NOTHING; SQLite runs its triggers before that.
+    # SQLite's triggers run before ON CONFLICT DO NOTHING. A refusal would fail the statement, so the row is skipped.
     if dialect == "postgresql":
         return ""
     return (

@@ -1,6 +1,6 @@
 """Read-ahead: first bytes of objects that a stage fetched, for the next stage of the run.
 
-The bytes are in an unnamed file, so that thousands of heads use page cache instead of process memory. Does not belong
+The bytes are in an unnamed file, so that thousands of objects use page cache instead of process memory. Does not belong
 here: which bytes are read (`ingest/nodes.py`), requests (`object_handle.py`).
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepVolume:
-    """Data through a step; None if not counted. A row is an object of the node (unit, window)."""
+    """Data through a step; None if not counted. A row is a unit or, for some nodes, a window."""
 
     rows_in: int | None = None
     rows_out: int | None = None

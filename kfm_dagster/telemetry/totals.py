@@ -133,7 +133,7 @@ class Total(StrEnum):
         "nodd_sns_dlq_reprocessed", "Messages of the dead-letter queue whose units a drain requeued.",
     )  # fmt: skip
     RUN_STATES = ("kfm_run_state_records", "Outcomes recorded in run-state.", ("dataset_id", "outcome"))
-    RUN_STATE_SKIPS = ("kfm_run_state_skips", "Times that a node had nothing to do.", ("dataset_id",))
+    RUN_STATE_SKIPS = ("kfm_run_state_skips", "Times that a node was skipped.", ("dataset_id",))
     STAC_WRITE_LATENCY = (
         "nodd_sns_stac_write_latency_seconds", "Time to validate and write a batch of Items.",
         ("dataset",), (), (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),

@@ -275,8 +275,9 @@ def _nanoseconds(at: datetime) -> int:
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
     """Return whether OTLP export of a signal ("traces", "metrics") is configured and installed.
 
-    OpenTelemetry's variables apply: an endpoint for all signals or for this signal, `OTEL_SDK_DISABLED`, and
-    `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, and for a missing exporter.
+    OpenTelemetry's variables apply: an endpoint for all signals or for this signal, `OTEL_SDK_DISABLED`, and the
+    signal's exporter, such as `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, and
+    for a missing exporter.
     """
     prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"
     if not (environment.get(f"{prefix}ENDPOINT") or environment.get(ENDPOINT)):

@@ -20,7 +20,7 @@ from kfm_dagster.storage.database import Database
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECENT = 10_000
-"""Most readings per query: five weeks of a run every five minutes."""
+"""Most readings per query: five weeks of a reading every five minutes."""
 
 KERNEL = "kernel"
 """Source of the kernel's own readings; any other source is a server."""
