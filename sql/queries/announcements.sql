@@ -70,7 +70,7 @@ WHERE
     AND announcements.state IN ('open', 'refused');
 
 -- name: forget
--- Every current Item is sent again. Withdrawals are not, because the receiver already has them.
+-- Sent and refused events are sent again, except for sent withdrawals, which the receiver already has.
 UPDATE announcements SET state = 'open', attempts = 0, failing_since = NULL, last_error = NULL, body = NULL
 WHERE
     subscription = :subscription AND collection_id = :collection_id

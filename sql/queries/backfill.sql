@@ -40,7 +40,7 @@ WHERE
 RETURNING day;
 
 -- name: close_listing
--- If the backfill was cancelled during the listing, the day is not listed.
+-- Changes nothing if the backfill was cancelled during the listing.
 UPDATE backfill_days SET state = 'listed', listed_at = :at, left_out = @as_json(:left_out)
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
@@ -67,7 +67,7 @@ WHERE
 ORDER BY backfill.replay_run_id;
 
 -- name: finish
--- Ends each backfill that has no bulk unit that is pending, in progress, or to be retried automatically.
+-- Ends the backfill unless its days have a bulk unit that is pending, in progress, or to be retried automatically.
 UPDATE replay_runs SET state = 'finished', finished_at = :at, updated_at = :at
 WHERE
     replay_run_id = :backfill_id AND state = 'running'

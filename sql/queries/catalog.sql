@@ -218,7 +218,8 @@ WHERE promotion.collection_id = :collection_id AND promotion.item_id IN (@each(:
 ORDER BY promotion.promotion_id;
 
 -- name: orphans
--- Items whose unit is in quarantine, without valid lineage. Items written outside of any run never have lineage.
+-- Items without valid lineage whose unit is in quarantine. Items written outside of any run are left out, because they
+-- never have lineage.
 SELECT promotion.dataset, promotion.run_id, item.item_id, item.wal_id, item.promotion_id
 FROM nodd_wal_records AS record
 INNER JOIN catalog_items AS item ON record.wal_id = item.wal_id

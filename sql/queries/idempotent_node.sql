@@ -78,7 +78,7 @@ JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIE
 WHERE w.wal_id = :wal_id AND a.wal_id > w.wal_id AND a.content_hash <> w.content_hash;
 
 -- name: skip_overtaken
--- Also names the status that is not wanted, because the partial index has both, and is used only for its own condition.
+-- The condition also names PENDING, because the partial index covers both statuses and serves only its own condition.
 UPDATE etl_wal
 SET status = 'SKIPPED'
 WHERE status IN ('PENDING', 'FAILED') AND status = 'FAILED' AND EXISTS (

@@ -74,7 +74,7 @@ LIMIT :limit;
 @lock_all('kfm_dagster.replay');
 
 -- name: select_units
--- sqlite: it has no LATERAL; by rowid, so that records are not read for filters that are not set.
+-- sqlite: it has no LATERAL. The inner query selects rowids, so that a record is read only if a filter needs it.
 -- Each (status, dataset) is one range of nodd_wal_records_by_selection, read only to the limit.
 WITH taken AS (
     SELECT candidate_of_group.rowid AS id

@@ -24,7 +24,8 @@ ON CONFLICT (dataset_id, run_id) DO NOTHING;
 
 -- name: put
 -- sqlite: its triggers see an inserted row before the conflict is detected.
--- If the existing record is to be kept (a success, a rollback's record), no row is written.
+-- Writes no row over a success if the new record is a skip or has the same inputs, nor over a rollback's record. A
+-- rollback replaces both.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
                        artifact_uri, artifact_sha256)
 SELECT :dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
@@ -55,7 +56,8 @@ ON CONFLICT (dataset_id, run_id) DO UPDATE SET
 
 -- name: put
 -- postgresql: the condition is evaluated on the existing row after it is locked.
--- If the existing record is to be kept (a success, a rollback's record), no row is written.
+-- Writes no row over a success if the new record is a skip or has the same inputs, nor over a rollback's record. A
+-- rollback replaces both.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
                        artifact_uri, artifact_sha256)
 VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,

@@ -9,7 +9,7 @@ WHERE run_id = :run_id AND (CAST(:stage AS text) IS NULL OR stage = :stage)
 ORDER BY opened_at, stage, attempt;
 
 -- name: unfinished_runs
--- Also names the state that is not wanted, because the partial index has both, and is used only for its own condition.
+-- The condition also names pending, because the partial index covers both states and serves only its own condition.
 SELECT DISTINCT run_id FROM stage_state @indexed_by(stage_state_unfinished)
 WHERE state IN ('pending', 'running') AND state = 'running' ORDER BY run_id;
 
