@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
+
+from kfm_dagster_tests.programs import git
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,10 +49,9 @@ def shipped() -> dict[str, str]:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert set(wheel) == {"packages", "force-include"}
     places = {**{name: name for name in wheel["packages"]}, **wheel["force-include"]}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return {
         place + name.removeprefix(source): name
-        for name in tracked.splitlines()
+        for name in git(ROOT, "ls-files").splitlines()
         for source, place in places.items()
         if name == source or name.startswith(f"{source}/")
     }

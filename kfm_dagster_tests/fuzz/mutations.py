@@ -22,7 +22,7 @@ from kfm_dagster.readers import hdf5, hdf5_index, hdf5_messages
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
 from kfm_dagster_tests.fuzz.specimens import Specimen, Subject, chosen, structure_offsets
 from kfm_dagster_tests.readers.nexrad_bytes import record_ends
-from kfm_dagster_tests.readers.reading import CONTRACTS, header_of
+from kfm_dagster_tests.readers.reading import CONTRACTS, header_of, patched
 
 MAX_CHANGES = 8
 LONGEST_SLICE = 4096
@@ -300,10 +300,6 @@ def renewed(specimen: Specimen, mutated: bytes) -> bytes:
         piece = data[start : start + length]
         if len(piece) == length and piece != specimen.content[start : start + length]:
             # A fractal heap's block has its checksum within, counted as zeros; other structures have it at the end.
-            ended = piece[:at] if at + CHECKSUM_BYTES == length else _without(piece, at)
+            ended = piece[:at] if at + CHECKSUM_BYTES == length else patched(piece, at, bytes(CHECKSUM_BYTES))
             data[start + at : start + at + CHECKSUM_BYTES] = lookup3(bytes(ended)).to_bytes(CHECKSUM_BYTES, "little")
     return bytes(data)
-
-
-def _without(piece: bytearray, at: int) -> bytearray:
-    return piece[:at] + bytes(CHECKSUM_BYTES) + piece[at + CHECKSUM_BYTES :]
