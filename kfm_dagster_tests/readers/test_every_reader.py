@@ -21,7 +21,6 @@ from obstore.store import MemoryStore
 
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.families import Samples
 from kfm_dagster.demo.samples import cfs, gefs, gfs, hrrr, mrms, naqfc, nbm
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
@@ -40,6 +39,7 @@ from kfm_dagster_tests.readers.reading import (
     TRUNCATION_CODES,
     header_of,
     is_unchecked,
+    match_of,
     metadata_of,
     outcome,
     unit_of,
@@ -65,15 +65,14 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
 
 @pytest.mark.clause("OPR-14")
 @pytest.mark.parametrize("dataset", [*SAMPLES, "nexrad-l2-chunks"])
-def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, contracts: ContractRegistry) -> None:
+def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str) -> None:
     samples, limit = SAMPLES.get(dataset, (nexrad_chunk_samples, 9))
     drawn = list(samples(DAY, min(limit, 40)))
     assert drawn == list(samples(DAY, min(limit, 40)))
     assert len({key for _, key, _ in drawn}) == len({content for *_, content in drawn}) == min(limit, 40)
-    contract, grammar = contracts[dataset], contracts.grammars[dataset]
+    contract = CONTRACTS[dataset]
     for bucket, key, content in drawn:
-        match = grammar.match(key)
-        assert match is not None, key
+        match = match_of(dataset, key)
         assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
         # The keys of Level III have no folders, and the contract's prefixes name only a few radars.
         prefixes = contract.storage.day_prefixes(DAY)

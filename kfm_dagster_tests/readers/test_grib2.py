@@ -444,6 +444,8 @@ def test_files_of_one_grid_share_only_the_immutable_geometry() -> None:
     assert first.geometry is second.geometry
     assert isinstance(first.geometry["coordinates"], tuple)
     assert len(first.geometry["coordinates"][0]) <= 4 * 24 + 1
+    sides = ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
+    assert bounding_box(first.geometry) == tuple(first.native[side] for side in sides)
     first.properties["proj:shape"].append(0)
     assert read(SAMPLE).properties["proj:shape"] == second.properties["proj:shape"] == [1059, 1799]
 
