@@ -51,6 +51,18 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource, real_obje
 
 outcome = partial(reading.outcome, read)
 
+
+@pytest.fixture(scope="module")
+def volume() -> bytes:
+    return make_nexrad_level2(site=SITE, start=START)[1]
+
+
+@pytest.fixture(scope="module")
+def uncompressed(volume: bytes) -> bytes:
+    """The sample with its LDM records unpacked: mutations reach the messages."""
+    return unpack(volume)
+
+
 # --- real volumes
 
 
