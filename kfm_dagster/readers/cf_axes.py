@@ -32,7 +32,7 @@ _UNNAMED: Mapping[tuple[str, ...], AxisKind] = {("lon",): "x", ("lat",): "y"}
 _PROJECTED: Mapping[str, AxisKind] = {"projection_x_coordinate": "x", "projection_y_coordinate": "y"}
 _METRES = frozenset({"m", "meter", "meters", "metre", "metres"})
 _UNEVEN = 0.002
-"""Tolerance of an even axis, as a share of a step. A Gaussian grid of 192 rows deviates by 0.8 % at its ends."""
+"""Tolerance of an even axis, as a share of a step. At its ends a Gaussian grid of 192 rows deviates by more, 0.8 %."""
 _ROUNDED = 1e-5
 """Rounding error, in degrees, of an axis with five decimals."""
 _DECIMALS = 9
@@ -138,7 +138,9 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} is in {axis.text('units')!r}, not in metres")
     values = _values(axis)
     if length < 2 or not {0, 1, length // 2, length - 2, length - 1} <= values.keys():
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} holds {len(values)} of {length} values")
+        raise ReadError(
+            MetadataIssue.MISSING_GEOLOCATION, f"axis {name} of length {length} has {len(values)} of 5 samples"
+        )
     first, last = values[0], values[length - 1]
     steps = values[1] - first, last - values[length - 2]
     step = (last - first) / (length - 1)

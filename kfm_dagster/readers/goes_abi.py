@@ -90,7 +90,7 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
     length = axis.shape[0]
     ends = [end for end in map(axis.storage.element, (0, length - 1)) if end is not None]
     if len(ends) != 2:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} holds nothing")
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has no written values")
     scale, offset = axis.number("scale_factor"), axis.number("add_offset")
     if scale is not None and offset is not None:
         # CF 1.7, 8.1: unpacked data have the type of the attributes, which is float32 (PUG volume 3, 5.1.3).
@@ -113,7 +113,7 @@ def _images(root: Hdf5Group, shape: tuple[int, int]) -> dict[str, Hdf5Dataset]:
 
 
 def _image(image: Hdf5Dataset) -> dict[str, Any]:
-    """Return the type of the stored values as `dtype`, and the attributes with their meaning."""
+    """Return the type of the stored values as `dtype`, and the attributes that define them."""
     return {
         "dtype": image.data_type,
         **goes_granule.texts(image, (*stored_values.TEXTS, "long_name")),
@@ -136,7 +136,7 @@ def _band_numbers(root: Hdf5Group) -> dict[str, list[float]]:
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 _ALL_BANDS = "ABI-L2-MCMIP"
-"""Product with all bands. The key of any other product of one band has the band."""
+"""Product with all bands. The key of a product of a single band names the band."""
 
 _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "swir22", 14: "lwir11", 15: "lwir12"}
 """STAC common band names (EO extension 2.0.0), for bands that fit them (Schmit et al. 2017, BAMS 98, table 1)."""

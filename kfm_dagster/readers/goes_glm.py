@@ -73,7 +73,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "flash_quality_flag": ("1", "flash data quality flags"),
 }
 """Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. They are
-not read from the file, because a variable takes a millisecond: 20 of them would treble the CPU time of a file."""
+not read from the file, because each would take a millisecond: 20 of them would treble the CPU time of a file."""
 _LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
@@ -185,7 +185,7 @@ def _length(root: Hdf5Group, name: str) -> int | None:
 def _check_times(native: Mapping[str, Any], start: datetime, end: datetime) -> None:
     """Compare the times in attributes with those in seconds since J2000. Raises ReadError."""
     for name, seconds, moment in zip(("start", "end"), native.get(_TIMES, ()), (start, end), strict=False):
-        # Compares seconds, because the number may be NaN, of which no time can be made.
+        # Compares seconds, because the number may be NaN, which cannot become a time.
         if not abs(seconds - (moment - _J2000).total_seconds()) <= goes_granule.TIME_TOLERANCE / timedelta(seconds=1):
             message = f"{_TIMES} is {seconds} s since {_J2000.isoformat()}, time_coverage_{name} {moment.isoformat()}"
             raise ReadError(MetadataIssue.TIME_MISMATCH, message)

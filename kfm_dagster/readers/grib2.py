@@ -80,7 +80,7 @@ Findings = list[tuple[MetadataIssue, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """Known messages of an object; `messages` is None when there may be more."""
+    """Known messages of an object; `messages` is their number, None when there may be more."""
 
     messages: int | None
     spans: frozenset[Span] = frozenset()
@@ -164,7 +164,7 @@ def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime
 
 
 def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
-    """Return the times of all fields and the first message; if none is known, that of the lead."""
+    """Return the times of all fields and of the first message, else the time of lead or step."""
     spans = {*of_fields, *filter(None, [first.span])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:

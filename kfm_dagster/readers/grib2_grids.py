@@ -51,10 +51,10 @@ class Grid:
     `transform` maps the corner of a cell (column, row) to the CRS. The rows of a Gaussian grid are not evenly spaced:
     `transform` has the mean spacing, as GDAL gives it, and is off by at most a fiftieth of a step. `parallels` is the
     number of these rows between pole and equator, which determines the latitudes; None for other grids. Row 0 is in the
-    north, as GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even
-    if its file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between
-    increments and corners: then the corners define a grid in degrees, and the increments define a projected grid. All
-    files of a grid share its `geometry`, which has tuples as coordinates.
+    north, as GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins at 180
+    degrees west, even if its file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a
+    contradiction between increments and corners (the corners then define a grid in degrees, the increments a projected
+    grid), or wrong rows of a Gaussian grid. All files of a grid share its `geometry`, which has tuples as coordinates.
     """
 
     template: int

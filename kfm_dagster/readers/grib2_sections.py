@@ -91,7 +91,7 @@ class Product:
 class GribMessage:
     """A message's header. `grid` is section 3, cut at SECTION_BYTES.
 
-    `offset` and `length` are in bytes, `reference` is aware UTC; codes are of tables 1.3, 1.4, C-1 and C-12.
+    `offset` and `length` are in bytes, `reference` is aware UTC; codes are of tables 1.3, 1.4, C-11 and C-12.
     """
 
     offset: int
@@ -261,7 +261,8 @@ def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[in
     """Yield sections 1, 3, 4 and 5 of each field by number.
 
     Numbers ascend, and a further field begins with section 2, 3 or 4. A section that a further field does not repeat
-    is the same as for the field before it (regulation 92.6.2). Any other section ends the iteration.
+    is the same as for the field before it (regulation 92.6.2). A section out of order ends the iteration; before the
+    first field it raises ReadError.
     """
     sections: dict[int, bytes] = {}
     previous, fields = 0, 0

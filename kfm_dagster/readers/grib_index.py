@@ -22,11 +22,11 @@ from kfm_dagster.readers.base import ByteSource, Layer, ReadError
 from kfm_dagster.readers.grib2_sections import MAX_STEP, Span
 
 MAX_INDEX_BYTES = 2 * 1024 * 1024
-"""Maximum size of an index; the largest real indexes (GFS 0.25 degrees, 743 lines) have 42 KB."""
+"""Maximum size of an index; an index of GFS (0.25 degrees, 743 lines) has 42 KB."""
 
 MAX_INDEX_LINES = 20_000
 MAX_LAYERS = 4096
-"""Maximum layers returned; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
+"""Maximum layers returned; the longest real indexes (HRRR, native levels) have some 1,200 lines."""
 
 _LINE = re.compile(
     # Texts of printable ASCII: they become names of an Item's layers.
@@ -89,7 +89,7 @@ def order_fault(entries: Sequence[IndexEntry]) -> str | None:
         same = prev.message == this.message
         successors = {(prev.message, prev.submessage + 1), (prev.message + 1, 0), (prev.message + 1, 1)}
         if (this.message, this.submessage) not in successors:
-            return f"line {this.message}.{this.submessage} follows line {prev.message}.{prev.submessage}"
+            return f"message {this.message}.{this.submessage} follows message {prev.message}.{prev.submessage}"
         if (same and prev.offset != this.offset) or (not same and prev.offset >= this.offset):
             return f"message {this.message} at byte {this.offset} follows message {prev.message} at byte {prev.offset}"
     return None

@@ -239,7 +239,7 @@ class GlobalHeap:
             at += _OBJECT.size
             # Index 0 is the free space after the last object; its length includes the 16 bytes of its header.
             if at + (length + 7 & ~7) - (0 if index else _OBJECT.size) > size:
-                raise unreadable(f"an object of {length} bytes goes on past its global heap at address {address:#x}")
+                raise unreadable(f"an object of {length} bytes continues past its global heap at address {address:#x}")
             if index == 0:
                 return
             self._left -= 1

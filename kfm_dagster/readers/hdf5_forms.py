@@ -28,8 +28,7 @@ MAX_MEMBERS = 16
 MAX_DEPTH = 4
 """Maximum levels of nested types; a list of references has 2."""
 KEPT = 256
-"""Datatypes and dataspaces that are not checked again. A dataset's files have some dozen distinct ones, each a hundred
-times."""
+"""Maximum cached datatypes, and dataspaces. A dataset's files have some dozen distinct ones, each a hundred times."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}
@@ -193,7 +192,7 @@ def filters(body: bytes) -> list[tuple[int, tuple[int, ...]]]:
         pipeline.append((identifier, Struct(f"<{values}I").unpack_from(body, at + name)))
         at += name + 4 * (values + (values & 1 if version == 1 else 0))
         if at > len(body):
-            raise unreadable("a filter that goes on past its message")
+            raise unreadable("a filter that continues past its message")
     return pipeline
 
 

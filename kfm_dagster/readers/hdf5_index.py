@@ -177,7 +177,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
         latest = number
         yield number, heap_id
     if total:
-        raise unreadable(f"an index of names has {-total} entries more than it states")
+        raise unreadable(f"an index of names differs by {abs(total)} entries from the number that it states")
 
 
 def _tree_2_records(

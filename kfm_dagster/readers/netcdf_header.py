@@ -140,7 +140,7 @@ def _header(root: Hdf5Group) -> NetcdfHeader:
     datasets = {variable.name: variable.dataset for variable in named}
 
     def values(name: str) -> Values | None:
-        """Read the values; None if they are too many, or if no more blocks may be requested."""
+        """Read the values; None unless they are numbers within the bounds of bytes and blocks."""
         try:
             storage = datasets[name].storage
             data = storage.values(MAX_COORDINATE_BYTES)

@@ -290,7 +290,8 @@ def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], st
             return tuple(names), f"no {name} block begins at byte {start}, the offset in the description"
         if start + length > len(message):
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes past it"
+                MetadataIssue.TRUNCATED_OBJECT,
+                f"the {name} block ends {start + length - len(message)} bytes past the message",
             )
         names.append(name)
         end = max(end, start + length)

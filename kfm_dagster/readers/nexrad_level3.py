@@ -83,11 +83,11 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
     are the start of the volume scan (with SAILS, of the elevation). For an accumulation, start is its begin, end and
     datetime are its end. For a general status message all three are its time; for a plain text, the heading's time.
-    `processing:datetime` is the time of generation. An object with more or fewer bytes than its lengths state has a
-    finding
-    COMPLETENESS_UNCHECKED. A plain text states no length, so it has the finding when the end of its transmission is
-    missing. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
-    TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
+    `processing:datetime` is the time of generation. An object has a finding COMPLETENESS_UNCHECKED if bytes follow its
+    message or belong to no block, or if no block begins at a stated offset. A plain text states no length, so it has
+    the finding when its end is missing. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and
+    INVALID_TIME_RANGE for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and
+    INVALID_GEOMETRY for the position.
     """
     nominal = datetime.strptime(request.groups["stamp"], "%Y_%m_%d_%H_%M_%S").replace(tzinfo=UTC)
     stored = BlockCache(request.source, block_bytes=FIRST_BYTES, max_blocks=MAX_BLOCKS)

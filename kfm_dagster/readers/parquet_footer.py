@@ -51,7 +51,7 @@ def read_footer(source: ByteSource) -> Footer:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"the footer has {length} bytes; {MAX_FOOTER_BYTES} at most")
     footer = tail[-length:] if length <= len(tail) else _tail(source, length)
     try:
-        # Field numbers. FileMetaData: 3 rows, 4 groups. RowGroup: 1 columns. ColumnChunk: 3 metadata, with 3 the path.
+        # Field numbers. FileMetaData: 3 rows, 4 groups. RowGroup: 1 columns. ColumnChunk: 3 metadata (its 3: the path).
         file = _Compact(footer[:-_TRAILER]).value(_STRUCT, 0)
         chunks = [[chunk[3] for chunk in group[1]] for group in file[4]]
         names = [b".".join(chunk[3]).decode() for chunk in chunks[0]] if chunks else []
