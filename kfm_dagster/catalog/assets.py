@@ -123,7 +123,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
 
 
 def bucket_endpoint(bucket: str, region: str) -> str:
-    """Return the https address of a bucket; a bucket's name with dots goes into the path."""
+    """Return the https address of a bucket; a bucket's name with dots is in the path."""
     if "." in bucket:  # the certificate covers a single label before `.s3.`
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"

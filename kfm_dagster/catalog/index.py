@@ -25,7 +25,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
 SUMMARY_TEXT_LIMIT = 500
-"""Maximum characters of a summarised text, because a PostgreSQL index key takes 2,704 bytes."""
+"""Maximum characters of a summarised text, because a PostgreSQL index key takes at most 2,704 bytes."""
 
 Page = tuple[str, int]
 """A page of the collection: partition and number, counted from 1."""

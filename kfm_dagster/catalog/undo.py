@@ -132,8 +132,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        Perhaps a file is left by a promotion that replaced the same version, but did not commit. This file was never
-        current. So the hash of the file before it is returned; it is in the entry of that promotion.
+        A file may be left by a promotion that replaced the same version, but did not commit. Such a file was never
+        current, so the hash of the file that it replaced is returned, from that promotion's entry.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:

@@ -43,7 +43,7 @@ LONGEST_FORECAST = timedelta(days=300)
 LONGEST_ACCUMULATION = timedelta(days=31)
 """Longest time from the begin of an Item to the day of its folder: a month's mean."""
 FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=8)
-"""First and longest step by which `latest` searches further back in time; each step is twice the step before it."""
+"""First step by which `latest` searches further back, and bound of the steps; each step is twice the step before."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -89,7 +89,7 @@ def latest(
     """Return the newest Item whose object has a field.
 
     For a model this is the shortest forecast of the newest run with the field; for other data, the last Item in time.
-    Raises UnknownNameError if no Item of the Collection's last two weeks has the field, and as `search` does.
+    Raises UnknownNameError if no Item of the last 127 hours (of a model's runs) has the field, and as `search` does.
     """
     opened = CatalogFiles(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
