@@ -102,7 +102,7 @@ class Undelivered:
 class LineageBatches:
     """Records and publishes batches. Any number of processes can share an outbox.
 
-    `deliver`: whether a backend is configured. Then OpenLineage batches are also sent to the backend.
+    `deliver`: whether a backend is configured, to which OpenLineage batches are sent, too.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
 INPUTS_NAMED = 100
-"""A manifest of more inputs becomes one dataset with a count: so many datasets would flood a lineage browser."""
+"""More inputs of a step are shown as one dataset with their number: so many would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class LineagePath(StrEnum):
 class IngestRun:
     """The run that ingests a batch of a dataset.
 
-    Times are in RFC 3339: `started_at` is the time of the batch's claim, `occurred_at` the time of the batch's end.
+    Times are in RFC 3339: `started_at` is the time of the batch's claim, `occurred_at` that of recording its lineage.
     """
 
     run_id: str

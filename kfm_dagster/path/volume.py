@@ -88,7 +88,7 @@ class VolumeFacts:
 
     @property
     def f_s_hz(self) -> float:
-        """Sampling rate of the echo: a sample for each way to a gate and back, c / ( 2 * gate_m )."""
+        """Sampling rate of the echo, one sample per gate: c / ( 2 * gate_m ), there and back."""
         return SPEED_OF_LIGHT_M_S / (2 * self.gate_m)
 
     @property

@@ -31,7 +31,7 @@ TRIES = 3
 """Tries of an event that is refused for good: the cause can be another event of the request, or a new receiver."""
 MAX_FAILURES = 20
 """An event that failed this often is given up if the receiver accepts other events. With a follower's pauses, this
-takes three hours."""
+takes some two and a half hours."""
 MAX_REFUSALS = 20
 """After this number of refusals, sending stops if the receiver has accepted no event: the subscription is wrong."""
 BUDGET_SECONDS = 30.0

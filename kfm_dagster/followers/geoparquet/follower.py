@@ -34,7 +34,7 @@ KEPT_IDS = 64
 PARSED = 100
 """Items that are parsed at a time; an Item of HRRR takes 250 kB."""
 MOST_ROWS = 4 * PART_ROWS
-"""Maximum rows of a compacted day: 80 MB. The largest day of the datasets that ship has 120,000 Items."""
+"""Maximum rows of a compacted day: 80 MB. The largest day of the included datasets has 120,000 Items."""
 
 
 class GeoParquet:

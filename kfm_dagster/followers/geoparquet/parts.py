@@ -108,7 +108,7 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return the parts to rewrite when adding `rows` rows.
 
-    If the day then has at most WHOLE_ROWS, these are all its parts. Otherwise, these are the parts that are not larger
+    If the day then has at most WHOLE_ROWS, these are all its parts. Otherwise, a part is rewritten if it is not larger
     than `rows` and all smaller parts together.
     """
     if rows == 0 and len(parts) < 2:

@@ -196,7 +196,7 @@ def _sorted_out(
             failures.append(result)
         elif isinstance(result, str):
             report["left_out"] += 1
-            _LOG.warning("no virtual store has %s", result)
+            _LOG.warning("left out of the virtual stores: %s", result)
         else:
             frame, step, refused = result
             report["added"] += 1

@@ -127,7 +127,7 @@ def _undecodable(message: GribMessage) -> str | None:
     """Return why the users' codec decodes a message unlike ecCodes; None if it decodes alike.
 
     The codec (gribberish 0.30) reads a constant field as zero, and a missing value among packed values as a number. It
-    ignores a width or length that all groups share, because a message stores such a value once, not for each group. It
+    ignores a width or length that all groups share, which a message stores only once, and not for each group. It
     decodes templates 5.2 and 5.41 wrongly. It decodes the missing values of a bit map correctly, as NaN.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
