@@ -44,7 +44,7 @@ from kfm_dagster.settings import Settings, environment
 
 DAY_OF_RUN = DAY + timedelta(days=1)
 UNITS_OF_RUN = 1_000
-"""Maximum units of the run in which gates and audit may take a tenth, including work done once per process."""
+"""Maximum units of the measured run. Gates and audit may take a tenth of it, including work done once per process."""
 ASYNC_FLOOR, DBOS_CHAIN = "benchmarks.async_floor", "benchmarks.dbos_chain"
 RUNS_PER_MESSAGE_UNITS = 12
 """Enough units for a rate; each unit costs the start of a run."""
@@ -232,7 +232,7 @@ def _ratio(rate: float, yardstick: float | None) -> float | None:
 @click.option(
     "--floor",
     is_flag=True,
-    help="Also measure a loop without guarantees per core: of threads, and with a store an event loop, too.",
+    help="Also measure plain loops, one per core: of threads, and with a store also event loops.",
 )
 @click.option(
     "--dbos", is_flag=True, help="Also measure the same steps as DBOS workflows on PostgreSQL; installs DBOS by pip."

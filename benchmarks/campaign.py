@@ -150,7 +150,7 @@ class _Watch:
         try:
             balance = self.pipeline.deliveries.conservation()
             depth = self.pipeline.queue.depth()
-            # Lineage whose publisher was killed waits for the end of the publisher's lease, two minutes.
+            # Lineage that a killed process has not published is published by the next process.
             staged = self.pipeline.lineage.undelivered().files.batches
         except Exception:
             # A strike has stopped the database.

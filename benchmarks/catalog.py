@@ -62,10 +62,10 @@ SEARCHES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Figures: CPU of this process, `few_items_` of ten Items, `_followed_` with all followers.
+    """Figures. CPU is that of this process.
 
-    The calibrations show the machine's speed at the begin and at the end; if they differ, the first and the last rate
-    are not comparable.
+    `few_items_...` are figures of ten Items, and rates with `followed` include all followers. The calibrations show the
+    machine's speed at the begin and at the end; if they differ, the first and the last rate are not comparable.
     """
 
     items: int

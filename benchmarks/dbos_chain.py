@@ -1,4 +1,4 @@
-"""The same five steps as DBOS workflows: the cost of only durable steps.
+"""The same five steps as DBOS workflows: the cost of durable steps alone.
 
     HOME/dbos/bin/python -m benchmarks.dbos_chain HOME [--all-remote]
 

@@ -132,7 +132,7 @@ def ledger_span(pipeline: Pipeline, *, since: datetime = EVER) -> tuple[datetime
 
 
 def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) -> dict[str, Any]:
-    """Return the figures of ledger and run-state after the earlier records, and close both."""
+    """Return the figures of ledger and run-state after the earlier records; close the pipeline."""
     began, ended = ledger_span(pipeline, since=since)
     with pipeline.database.snapshot() as tx:
         runs = tx.connection.exec_driver_sql("SELECT DISTINCT run_id FROM run_state").scalars().all()

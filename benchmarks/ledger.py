@@ -401,7 +401,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
-    parser.add_argument("--folder", type=Path, help="keep the database here, and use the one that is here")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the database; an existing database is used")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if options.folder:

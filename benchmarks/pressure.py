@@ -2,7 +2,7 @@
 
     python -m benchmarks.pressure [--rate UNITS/S] [--seconds N] [--clean-seconds N] [--json]
 
-Meanwhile no dead row can be removed, so every version of a row remains, and every query reads past it. The same work
+Meanwhile no dead row can be removed, so old versions of rows remain, and every query reads past them. The same work
 runs three times: before the snapshot, under it, and after it. One batch at a time is recorded, claimed and settled, in
 one dataset and day, where row versions cost most; only the ledger's own calls are timed. With `--rate`, the work has
 the rate of a deployment, otherwise the maximum rate of the database. Does not belong here: the cost of other statements

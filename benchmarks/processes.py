@@ -20,9 +20,10 @@ RUN = "run"
 def cpu_seconds_of(pids: Sequence[int]) -> float:
     """Return the CPU seconds of processes and all their descendants, live and ended.
 
-    Runs are forked by a process for which the code server never waits (ADR 016), so the system's sum for this process
-    (`getrusage(RUSAGE_CHILDREN)`) lacks the runs. The time of an ended process is added to its parent's only if the
-    parent has waited for it, so call this while the processes run. Only Linux reports the time of ended children.
+    Runs are forked by a process for which the code server never waits (ADR 016), so the system's sum for the server's
+    children (`getrusage(RUSAGE_CHILDREN)`) lacks the runs. The time of an ended process is added to its parent's only
+    if the parent has waited for it, so call this while the processes run. Only Linux reports the time of ended
+    children.
     """
     total = 0.0
     for root in map(psutil.Process, pids):
@@ -57,7 +58,7 @@ def _forked_by_children(pid: int) -> float:
 
 
 class MemoryWatch:
-    """Samples the resident memory of the deployment's descendants that execute a run."""
+    """Samples the resident memory of all descendants of a deployment's processes, runs included."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
@@ -81,7 +82,7 @@ class MemoryWatch:
 
 
 def _run_processes(pid: int) -> Iterator[int]:
-    """Yield the resident bytes of every descendant, because the code server starts the runs."""
+    """Yield the resident bytes of every descendant; runs are descendants of the code server."""
     try:
         for run in psutil.Process(pid).children(recursive=True):
             yield int(run.memory_info().rss)

@@ -3,7 +3,8 @@
 A sample has true headers and hardly any data. Here GRIB2 messages get a data section of real size, a volume gets the
 records of its further sweeps, and a NetCDF-4 file gets the space of its chunks; in a sparse file these parts take no
 disk. Two parts stay small: the index, because a file has only 3 or 4 messages (HRRR has 173 to 1,200), and the bzip2
-blocks of a volume's first and last records. Belongs here: stretching each format. Does not belong here: `objects.py`.
+blocks of a volume's first and last records. Belongs here: stretching each format. Does not belong here: writing files
+(`objects.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def hrrr_index(sample: str, pieces: Pieces) -> str:
 
 
 def stretch_volume(_key: str, content: bytes) -> Pieces:
-    """Insert records of true size, with holes as bytes, between the first radials and the others."""
+    """Insert records of true size, whose bytes are holes, between the first radials and the others."""
     first = _after_record(content, _after_record(content, _VOLUME_HEADER))
     holes = [(first + number * (RECORD_BYTES + 4), struct.pack(">i", RECORD_BYTES)) for number in range(VOLUME_RECORDS)]
     return [(0, content[:first]), *holes, (first + VOLUME_RECORDS * (RECORD_BYTES + 4), content[first:])]

@@ -23,7 +23,7 @@ from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_STRIDE = 15
-"""Stride of the crash matrix; each operator has more crash points than this, so each operator dies at least once."""
+"""Longest stride of the crash matrix; each operator has more crash points, so each operator dies at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def soak(parts: Sequence[Part]) -> int:
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
         )
         output = done.stdout.splitlines()
-        verdict = "held" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
+        verdict = "passed" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
         print(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")  # noqa: T201
         # Print the whole output of a failure.
         for line in output if done.returncode else output[-part.lines :]:

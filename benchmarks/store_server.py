@@ -32,14 +32,14 @@ from kfm_dagster.demo.child_server import end_with_parent
 
 COUNTS = "/__counts"
 WHOLE_BYTES = 8 * 1024 * 1024
-"""At most up to this size an ETag has the form of an MD5; a larger upload has parts (AWS CLI `multipart_threshold`)."""
+"""Up to this size an ETag has the form of an MD5; a larger upload has parts (AWS CLI `multipart_threshold`)."""
 _ETAG = "user.etag"
 _END = b"\r\n\r\n"
 _TYPE = ("Content-Type", "binary/octet-stream")
 
 
 class Answer(NamedTuple):
-    """Status, headers without Content-Length, body; `length` is that of an answer to HEAD."""
+    """Status, headers without Content-Length, body; `length` is the Content-Length for HEAD."""
 
     status: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -70,7 +70,7 @@ def etag_of(path: Path) -> str:
 
 
 def keep_etag(path: Path) -> str:
-    """Return a file's ETag, and keep it with the file: as S3, a server then answers it without reading the file."""
+    """Store a file's ETag with the file, so that servers need not read the file; return the ETag."""
     etag = etag_of(path)
     os.setxattr(path, _ETAG, etag.encode())
     return etag
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own, which derive from no class of asyncio
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes, and the next request once it is complete."""
+        """Store received bytes; process the next request once it is complete."""
         self._received += data
         if not self._waits:
             self._next()

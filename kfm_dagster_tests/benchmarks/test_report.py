@@ -240,10 +240,10 @@ def test_the_figures_of_a_part_are_printed_before_the_next_part_begins(
         monkeypatch.setattr("sys.stdout", file)
         assert soak.soak([first, second]) == 1
     assert [line.partition(", ")[0] for line in path.read_text(encoding="utf-8").splitlines()] == [
-        "first: held",
+        "first: passed",
         "    a figure",
         "second: FAILED with exit code 3",
-        "    first: held",
+        "    first: passed",
         "        a figure",
     ]
 
