@@ -16,7 +16,7 @@ from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import (
     evidence_job,
     gap_job,
-    ingest_jobs,
+    ingest_job,
     listing_schedules,
     path_jobs,
     replay_job,
@@ -47,17 +47,15 @@ def _assemble(settings: Settings, registry: ContractRegistry, first_day: date, c
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     interval = settings.sensor_interval_seconds
-    ingests, paths, evidence = ingest_jobs(registry), path_jobs(registry), evidence_job()
+    ingest, paths, evidence = ingest_job(registry), path_jobs(registry), evidence_job()
     return dg.Definitions(
         assets=[queue_asset(), *dataset_assets(registry, days=days, code_version=code_version, settings=settings)],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
-        jobs=[*ingests, *paths, gap_job(FEED_CHECK), evidence, replay_job(), retention_job()],
+        jobs=[ingest, *paths, gap_job(FEED_CHECK), evidence, replay_job(), retention_job()],
         schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
-            *ingest_sensors(
-                interval_seconds=interval, days=days, pipeline=pipeline, wal=wal, jobs=[ingests[0], evidence]
-            ),
-            due_sensor(interval_seconds=interval, days=days, pipeline=pipeline, jobs=[ingests[0], *paths]),
+            *ingest_sensors(interval_seconds=interval, days=days, pipeline=pipeline, wal=wal, jobs=[ingest, evidence]),
+            due_sensor(interval_seconds=interval, days=days, pipeline=pipeline, jobs=[ingest, *paths]),
         ],
         resources={"wal": wal, "pipeline": pipeline, "stage_io": StageIOManager(pipeline=pipeline, wal=wal)},
         executor=step_executor(settings),

@@ -100,10 +100,10 @@ def tag_run(
     skipped: int,
     settled: StageBatch | None,
 ) -> None:
-    """Tag a run that skipped stages of a dataset, quarantined units, or had an empty day.
+    """Tag a run with a dataset, and if it skipped stages of the dataset, quarantined units, or had an empty day.
 
-    A run without any of these gets no tag. A re-execution begins with the tags of the run before it, and Dagster cannot
-    remove tags, so a value that no longer holds becomes 0 or no.
+    A run that the sensors requested has the dataset's tag before it starts. A re-execution begins with the tags of the
+    run before it, and Dagster cannot remove tags, so a value that no longer holds becomes 0 or no.
     """
     values = {SKIPPED_TAG: str(skipped)}
     if settled is not None:
@@ -116,6 +116,7 @@ def tag_run(
     changed = {
         tag: value for tag, value in after.items() if value != before.get(tag) and (tag in before or value not in _NONE)
     }
+    changed |= {tag: value for tag, value in dataset_tags([dataset]).items() if tag not in before}
     if changed:
         instance.add_run_tags(run.run_id, changed)
 

@@ -41,26 +41,20 @@ _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """Manual runs and backfills in the UI list a day, so they are bulk work. The sensors set the lane of their runs."""
 
 
-def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return `ingest` (all datasets) and `ingest_<dataset>`; both run without configuration."""
-    keys = {contract.id: asset_keys(contract.id) for contract in registry}
-    every = dg.define_asset_job(
+def ingest_job(registry: ContractRegistry) -> "dg.UnresolvedAssetJobDefinition":
+    """Return the job over every dataset's chain; it runs without configuration.
+
+    It is the only one, because the daemon reads every job's snapshot each minute: a job for each dataset doubles the
+    cost of an idle deployment. A dataset's assets are selected in a run's request or on the page of their group.
+    """
+    return dg.define_asset_job(
         INGEST_JOB,
-        selection=dg.AssetSelection.assets(*(key for chain in keys.values() for key in chain)),
+        selection=dg.AssetSelection.assets(*(key for contract in registry for key in asset_keys(contract.id))),
         tags=_BY_HAND,
-        description="Every dataset's chain for one day. The sensors request it for the datasets that have work.",
+        description="Ingest missing objects of one day: lists the buckets, processes new and pending objects, and "
+        "skips objects that have succeeded. The sensors request it for the datasets that have work. To ingest one "
+        "dataset, materialize the assets of its group.",
     )
-    each = [
-        dg.define_asset_job(
-            f"{INGEST_JOB}_{slug(contract.id)}",
-            selection=dg.AssetSelection.assets(*keys[contract.id]),
-            tags={**_BY_HAND, **dataset_tags([contract.id])},
-            description=f"Ingest missing objects of {contract.metadata.title} for one day: lists the bucket, processes "
-            "new and pending objects, and skips objects that have succeeded.",
-        )
-        for contract in registry
-    ]
-    return [every, *each]
 
 
 def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
@@ -127,7 +121,7 @@ def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefiniti
 def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.ScheduleDefinition:
     @dg.schedule(
         name=f"nodd_list_{slug(contract.id)}",
-        job_name=f"{INGEST_JOB}_{slug(contract.id)}",
+        job_name=INGEST_JOB,
         cron_schedule=LISTED_DAILY,
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Lists the bucket for the last day that should be complete, and ingests missing objects of "
@@ -140,7 +134,12 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
         day = (settled.date() - timedelta(days=1)).isoformat()
         if not days.has_partition_key(day):
             return dg.SkipReason(f"{day} is before the first partition; kfm backfill moves the first partition back")
-        return dg.RunRequest(run_key=day, partition_key=day)
+        return dg.RunRequest(
+            run_key=day,
+            partition_key=day,
+            asset_selection=asset_keys(contract.id),
+            tags=dataset_tags([contract.id]),
+        )
 
     return list_last_day
 

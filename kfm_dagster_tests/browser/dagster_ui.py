@@ -39,10 +39,13 @@ class DagsterUi:
         expect(self.page.locator("svg path[marker-end]")).to_have_count(edges)
         return [text.strip() for text in self.page.locator("foreignObject").all_text_contents()]
 
-    def open_job(self, name: str, *, partition: str | None = None) -> None:
-        """Open a job's page, with `partition` chosen if it is given."""
-        chosen = f"?partition={partition}" if partition else ""
-        self.page.goto(f"{self.url}/locations/kfm_dagster/jobs/{name}{chosen}")
+    def open_job(self, name: str) -> None:
+        """Open a job's page."""
+        self.page.goto(f"{self.url}/locations/kfm_dagster/jobs/{name}")
+
+    def open_group(self, name: str, *, partition: str) -> None:
+        """Open the page of a group of assets, with a partition chosen."""
+        self.page.goto(f"{self.url}/locations/kfm_dagster/asset-groups/{name}/lineage?partition={partition}")
 
     def click(self, name: str) -> None:
         self.page.get_by_role("button", name=name).first.click()

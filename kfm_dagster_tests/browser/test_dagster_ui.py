@@ -39,9 +39,8 @@ def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
 
 @pytest.fixture(scope="module")
 def first_run_id(ui: DagsterUi, running: Running) -> str:
-    """Start a run of NEXRAD's first day by two clicks on the job's page; return the run's id."""
-    ui.open_job("ingest_nexrad_l2", partition=DAY)
-    expect(ui.page.get_by_text("Ingest missing objects of NEXRAD Level II")).to_be_visible()
+    """Start a run of NEXRAD's first day by two clicks on the page of its group; return the run's id."""
+    ui.open_group("nexrad_l2", partition=DAY)
     ui.click("Materialize all")
     ui.click("Launch 1 run")
     run_id = ui.follow("Launched run")

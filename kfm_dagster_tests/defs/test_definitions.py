@@ -85,7 +85,7 @@ def test_every_asset_has_description_owners_tags_and_partitions(
 
 
 @pytest.mark.clause("DAG-08")
-def test_a_dataset_has_the_same_name_in_keys_groups_ops_and_jobs(
+def test_a_dataset_has_the_same_name_in_keys_groups_and_ops(
     definitions: dg.Definitions, nodes: dict[tuple[str, ...], Any], contracts: ContractRegistry
 ) -> None:
     spelt = {slug(contract.id) for contract in contracts}
@@ -94,8 +94,6 @@ def test_a_dataset_has_the_same_name_in_keys_groups_ops_and_jobs(
     assert {dataset_of(node.key) for node in of_assets} == {contract.id for contract in contracts}
     for node in of_assets:
         assert node.group_name == node.key.path[0] == node.assets_def.op.name.partition("__")[0]
-    jobs = {job.name for job in definitions.get_repository_def().get_all_jobs()}
-    assert {f"ingest_{dataset}" for dataset in spelt} <= jobs
 
 
 @pytest.mark.clause("DAG-08")
@@ -132,7 +130,7 @@ def test_every_announced_dataset_has_a_schedule_for_its_last_complete_day(
     assert listing.keys() == {f"nodd_list_{slug(dataset)}" for dataset in announced}
     for schedule in listing.values():
         assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-        assert schedule.job_name == f"ingest_{schedule.name.removeprefix('nodd_list_')}"
+        assert schedule.job_name == "ingest"
 
     def tick(name: str, at: datetime) -> Any:
         context = dg.build_schedule_context(scheduled_execution_time=at, repository_def=repository)
@@ -141,19 +139,13 @@ def test_every_announced_dataset_has_a_schedule_for_its_last_complete_day(
     at = datetime(2025, 12, 4, 6, 40, tzinfo=UTC)
     [goes] = tick("nodd_list_goes_abi", at).run_requests
     assert (goes.partition_key, goes.run_key) == ("2025-12-03", "2025-12-03")
+    assert goes.asset_selection == [dg.AssetKey(["goes_abi", noun]) for noun in CHAIN]
+    assert goes.tags["kfm/dataset.goes-abi"] == "yes"
     # An object of the dataset ocean is expected three days after its day.
     [ocean] = tick("nodd_list_ocean", at).run_requests
     assert ocean.partition_key == "2025-11-30"
     early = tick("nodd_list_goes_abi", datetime(1995, 1, 1, tzinfo=UTC))
     assert (early.run_requests, "kfm backfill" in early.skip_message) == ([], True)
-
-
-@pytest.mark.clause("DAG-08")
-def test_runs_of_a_dataset_are_tagged_with_its_id(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
-    for contract in contracts:
-        job = definitions.resolve_job_def(f"ingest_{slug(contract.id)}")
-        tags = {name: value for name, value in job.tags.items() if name.startswith("kfm/")}
-        assert tags == {"kfm/lane": "bulk", f"kfm/dataset.{contract.id}": "yes"}
 
 
 @pytest.mark.clause("DAG-08")
@@ -165,15 +157,16 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
         *repository.sensor_defs,
         *(check for checks in definitions.asset_checks or [] for check in checks.check_specs),
     ]
-    assert {"ingest", "ingest_goes_abi", "nodd_messages", "every_unit_succeeded"} <= {item.name for item in named}
+    assert {"ingest", "nodd_messages", "every_unit_succeeded"} <= {item.name for item in named}
     assert [item.name for item in named if not item.description] == []
 
 
-def test_ingest_jobs_do_not_include_assets_outside_of_the_chain(definitions: dg.Definitions) -> None:
+def test_an_ingest_does_not_include_assets_outside_of_the_chain(definitions: dg.Definitions) -> None:
     jobs = ("ingest", "path_arrival", "feed_gaps")
     selected = {name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in jobs}
     branch = {dg.AssetKey(list(key)) for key in BRANCH}
     assert selected["ingest"] & branch == set()
+    assert definitions.resolve_job_def("ingest").tags["kfm/lane"] == "bulk"
     assert selected["path_arrival"] == branch
     assert selected["feed_gaps"] == set()
 

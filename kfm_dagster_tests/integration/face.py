@@ -11,7 +11,8 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster import definitions
-from kfm_dagster.defs.chain import DATASET_TAG
+from kfm_dagster.defs.chain import DATASET_TAG, asset_keys
+from kfm_dagster.defs.jobs import INGEST_JOB
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -39,8 +40,8 @@ def job(name: str) -> dg.JobDefinition:
 
 
 def ingest_nexrad_l2() -> dg.JobDefinition:
-    """Return the job that `dg.reconstructable` imports by this name."""
-    return job("ingest_nexrad_l2")
+    """Return the ingest of one dataset, which `dg.reconstructable` imports by this name."""
+    return job(INGEST_JOB).get_subset(asset_selection=frozenset(asset_keys("nexrad-l2")))
 
 
 def requested_datasets(request: dg.RunRequest) -> set[str]:
@@ -114,6 +115,10 @@ class Face:
     def reopened(self) -> Face:
         """Reopen the deployment with the current environment; the caller closes its pipeline."""
         return Face(instance=self.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
+
+    def ingest(self, dataset: str = "nexrad-l2", *, partition: str, **more: Any) -> Any:
+        """Ingest a dataset for one day."""
+        return self.execute(INGEST_JOB, partition=partition, asset_selection=asset_keys(dataset), **more)
 
     def execute(self, name: str, *, partition: str, tags: Mapping[str, str] | None = None, **more: Any) -> Any:
         """Execute a job for one day."""

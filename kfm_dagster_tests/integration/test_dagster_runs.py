@@ -56,14 +56,13 @@ from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.transactions import own_tx
 
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
-JOB = "ingest_nexrad_l2"
 START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
 
 
 @pytest.mark.clause("DAG-02", "RSP-01", "RSP-11")
 def test_a_run_leaves_one_run_state_row_per_node_with_the_node_s_output(face: Face, objects: Path) -> None:
     put(objects, volumes(2))
-    result = face.execute(JOB, partition=PARTITION)
+    result = face.ingest(partition=PARTITION)
     assert result.success
     states = face.pipeline.stages.run_states.of_run(result.dagster_run.run_id)
     assert [(state.dataset_id, state.outcome) for state in states] == [(node, Outcome.SUCCESS) for node in NODES]
@@ -217,7 +216,7 @@ def test_the_wal_is_a_resource_whose_dsn_selects_the_ledger(
     definitions = face.repository.get_top_level_resources()
     assert set(definitions) == {"wal", "pipeline", "stage_io"}
     # Ops require the ledger by the key `wal`; sensors receive it as a resource (`defs/sensors.py`).
-    for op in face.repository.get_job(JOB).nodes:
+    for op in face.repository.get_job(INGEST_JOB).nodes:
         assert "wal" in op.definition.required_resource_keys
 
 
@@ -284,7 +283,7 @@ def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pyte
         monkeypatch.setattr(kind, "transform", once(kind.transform))
     registering = once(IdempotentNodes.fail, where=lambda _, intent, *__: "stac_register" in intent.node)
     monkeypatch.setattr(IdempotentNodes, "fail", registering)
-    result = face.execute("ingest_nexrad_l2", partition=DAY.isoformat())
+    result = face.ingest(partition=DAY.isoformat())
     retried = [event.step_key for event in result.all_events if event.event_type_value == "STEP_UP_FOR_RETRY"]
     assert retried == [f"nexrad_l2__{kind.operator}" for kind in (IntegrityCheck, MetadataExtract, StacRegister)]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
@@ -311,7 +310,7 @@ def test_only_the_run_state_port_decides_whether_an_operator_is_skipped(
             return result
 
         monkeypatch.setattr(kind, "transform", works)
-    first = face.execute(JOB, partition=PARTITION)
+    first = face.ingest(partition=PARTITION)
     assert calls == [f"{node} {does}" for node in NODES for does in ("asks", "works")]
     calls.clear()
     # A run known to the port does nothing, whatever the database holds.
@@ -321,7 +320,7 @@ def test_only_the_run_state_port_decides_whether_an_operator_is_skipped(
         return replace(output, state=replace(output.state, run_id=key.run_id), skipped=SkipCause.ALREADY_SUCCEEDED)
 
     monkeypatch.setattr(RunStatePort, "skip", known_to_port)
-    face.execute(JOB, partition=PARTITION, tags={"kfm/force": "the port says no"})
+    face.ingest(partition=PARTITION, tags={"kfm/force": "the port says no"})
     assert calls == []
 
 
@@ -368,13 +367,13 @@ def test_materialisations_and_observations_show_the_same_evidence_as_kfm_runs_sh
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
-    first = face.execute(JOB, partition=PARTITION)
+    first = face.ingest(partition=PARTITION)
     assert_steps_are_published(face, first.dagster_run.run_id)
     with monkeypatch.context() as patch:
         # An unchanged day costs the same for ten thousand units as for ten: nothing is read again.
         patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch passed in memory was read from storage"))
-        second = face.execute(JOB, partition=PARTITION)
-    forced = face.execute(JOB, partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
+        second = face.ingest(partition=PARTITION)
+    forced = face.ingest(partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
     for result, skipped in ((first, (None, None)), (second, ("yes", str(len(NODES)))), (forced, (None, None))):
         run = face.instance.get_run_by_id(result.dagster_run.run_id)
         assert (run.tags.get(SKIPPED_TAG), run.tags.get(f"{SKIPPED_TAG}.nexrad-l2")) == skipped

@@ -20,7 +20,6 @@ from kfm_dagster_tests.integration.face import Face, materialisations, unit_chec
 from kfm_dagster_tests.integration.gating import beyond_the_pole, gates
 from kfm_dagster_tests.transactions import own_tx
 
-JOB = "ingest_nexrad_l2"
 G4 = ("metadata", "G4_dimensional_closure")
 WHY = Decision(actor="ada", reason="looked into", change_ref="CHG-1")
 
@@ -29,7 +28,7 @@ def one_is_quarantined(face: Face, objects: Path) -> dg.ExecuteInProcessResult:
     items = volumes(3)
     put(objects, items)
     with beyond_the_pole(items[0].key):
-        return face.execute(JOB, partition=PARTITION)
+        return face.ingest(partition=PARTITION)
 
 
 def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
@@ -43,7 +42,7 @@ def test_later_runs_show_a_quarantined_unit_until_it_is_released_and_succeeds(fa
     assert tags(face, first) == {"kfm/quarantined": "yes", "kfm/quarantined.nexrad-l2": "1"}
 
     put(objects, volumes(5))
-    later = face.execute(JOB, partition=PARTITION)
+    later = face.ingest(partition=PARTITION)
     shown = materialisations(later)
     assert {metadata["day_quarantined"] for metadata in shown.values()} == {1}
     assert shown["ledger"]["day"] == "1 quarantined; 4 of 5 succeeded"
@@ -69,7 +68,7 @@ def test_later_runs_show_a_quarantined_unit_until_it_is_released_and_succeeds(fa
     own_tx(face.pipeline.ledger).override(
         {unit.wal_id: unit.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=WHY
     )
-    last = face.execute(JOB, partition=PARTITION)
+    last = face.ingest(partition=PARTITION)
     assert materialisations(last)["ledger"]["day"] == "5 of 5 succeeded"
     assert (unit_check(last).passed, gates(last)[G4].passed) == (True, True)
 
@@ -96,7 +95,7 @@ def test_materialisations_and_both_checks_link_to_the_console_s_page_of_a_failin
 
 @pytest.mark.clause("DAG-11")
 def test_a_day_is_shown_as_empty_only_until_it_has_units(face: Face, objects: Path) -> None:
-    empty = face.execute(JOB, partition=PARTITION)
+    empty = face.ingest(partition=PARTITION)
     assert empty.success
     assert {metadata["day"] for metadata in materialisations(empty).values()} == {"empty: nothing of this day is known"}
     check = unit_check(empty)
@@ -104,7 +103,7 @@ def test_a_day_is_shown_as_empty_only_until_it_has_units(face: Face, objects: Pa
     assert check.description == "empty: nothing of this day is known"
     assert tags(face, empty) == {"kfm/empty": "yes", "kfm/empty.nexrad-l2": "yes"}
 
-    next_day = face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
+    next_day = face.ingest(partition=(DAY + timedelta(days=1)).isoformat())
     for result in (one_is_quarantined(face, objects), next_day):
         checks = result.get_asset_check_evaluations()
         assert {evaluation.partition for evaluation in checks} == {result.dagster_run.tags["dagster/partition"]}
@@ -116,7 +115,7 @@ def test_a_day_is_shown_as_empty_only_until_it_has_units(face: Face, objects: Pa
 
     put(objects, volumes(3))
     for _ in range(2):
-        second = face.execute(JOB, partition=PARTITION)
+        second = face.ingest(partition=PARTITION)
         assert materialisations(second)["ledger"]["day"] == "1 quarantined; 2 of 3 succeeded"
         assert not gates(second)[G4].passed
         assert not unit_check(second).passed
@@ -140,7 +139,7 @@ def test_superseded_units_and_units_of_closed_cases_fail_no_check(face: Face, ob
     notify(face.pipeline, old)
     codes = {record.last_error_code for record in own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)}
     assert codes == {GateIssue.G4, LedgerCode.STALE_EVENT}
-    result = face.execute(JOB, partition=PARTITION)
+    result = face.ingest(partition=PARTITION)
     assert materialisations(result)["ledger"]["day"] == "2 quarantined; 3 of 5 succeeded"
     assert unit_check(result).passed, unit_check(result).description
     assert gates(result)[G4].passed

@@ -35,7 +35,7 @@ from kfm_dagster_tests.integration.chain import DAY, announce, deliver, notify_e
 from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
-SENSOR, PARTITION, JOB = "nodd_due", DAY.isoformat(), "ingest_nexrad_l2"
+SENSOR, PARTITION = "nodd_due", DAY.isoformat()
 
 
 def arrive(face: Face, *, first: int, last: int) -> None:
@@ -56,7 +56,7 @@ def requested(face: Face) -> list[dict[str, Any]]:
 
 
 def ingest(face: Face) -> None:
-    assert face.execute(JOB, partition=PARTITION).success
+    assert face.ingest(partition=PARTITION).success
 
 
 @pytest.mark.clause("PCS-22")

@@ -38,7 +38,6 @@ from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.integration.gating import alter_metadata, beyond_the_pole, change_contract, gates, under
 from kfm_dagster_tests.transactions import own_tx
 
-JOB = "ingest_nexrad_l2"
 STAGE = "nexrad-l2.path_arrival"
 PATH_CHECKS = ("G3_path_conventions", "G4_dimensional_closure", "G7_covariance_consistency")
 UNITS, BEAMS = 3, len(set(ELEVATIONS))
@@ -61,14 +60,14 @@ def test_the_coverage_gate_passes_for_a_sample_feed_but_not_for_a_whole_feed(fac
     deliver(face.pipeline, *volumes(2))
     with monkeypatch.context() as patch:
         patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": FeedKind.SAMPLE}))
-        result = face.execute(JOB, partition=PARTITION)
+        result = face.ingest(partition=PARTITION)
         check = gates(result)["ledger", "G6_coverage"]
         assert check.passed
         assert "KFM_FEED" in str(check.metadata["observed"].value)
         assert "tag" not in materialisations(result)["ledger"]
     # The result for a sample feed is not reused for a whole feed, and a reused result hides no failure.
-    second = face.execute(JOB, partition=PARTITION)
-    third = face.execute(JOB, partition=PARTITION)
+    second = face.ingest(partition=PARTITION)
+    third = face.ingest(partition=PARTITION)
     for result in (second, third):
         assert not gates(result)["ledger", "G6_coverage"].passed
 
@@ -117,7 +116,7 @@ def test_a_stopping_gate_blocks_every_downstream_step(
     trip(face, monkeypatch)
     under(face.pipeline, shipped, f"{shipped.split(':', maxsplit=1)[0]}: {{on_failure: stop")
     deliver(face.pipeline, *volumes(2))
-    result = face.execute(JOB, partition=PARTITION, raise_on_error=False)
+    result = face.ingest(partition=PARTITION, raise_on_error=False)
     failed = [key for key, check in gates(result).items() if not check.passed]
     assert failed == [(noun, check)]
     evaluation = gates(result)[noun, check]
@@ -152,7 +151,7 @@ def test_a_unit_that_breaks_closure_is_quarantined_after_one_attempt_and_the_oth
     at_fault, *others = (item.key.rpartition("/")[2] for item in items)
     under(face.pipeline, *STOPS)
     with beyond_the_pole(at_fault):
-        assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+        assert not face.ingest(partition=PARTITION, raise_on_error=False).success
     where = states_by_key(face)
     assert where.pop(at_fault) == (Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)
     assert where == dict.fromkeys(others, (Status.PENDING, 1, "retry"))
@@ -160,7 +159,7 @@ def test_a_unit_that_breaks_closure_is_quarantined_after_one_attempt_and_the_oth
     assert case.reason == LedgerCode.NOT_COMPENSABLE
     assert "E_DIM" in str(own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)[0].last_error_message)
     # The next run ingests the sound units.
-    assert face.execute(JOB, partition=PARTITION).success
+    assert face.ingest(partition=PARTITION).success
     where = states_by_key(face)
     assert {where[name][0] for name in others} == {Status.SUCCEEDED}
     assert where[at_fault][:2] == (Status.QUARANTINED, 1)
@@ -172,7 +171,7 @@ def test_every_unit_is_retried_if_the_card_makes_the_error_compensable(face: Fac
     put(objects, items)
     under(face.pipeline, *STOPS, (REVIEW, "human_review: [E_UQ]"))
     with beyond_the_pole(items[0].key):
-        assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+        assert not face.ingest(partition=PARTITION, raise_on_error=False).success
     assert set(states_by_key(face).values()) == {(Status.PENDING, 1, "retry")}
 
 
@@ -181,7 +180,7 @@ def test_a_fault_of_the_whole_batch_quarantines_all_its_units(face: Face, object
     put(objects, volumes(UNITS))
     under(face.pipeline, REVIEW, "human_review: [E_DIM, E_GATE]")
     uncited(face, monkeypatch)
-    assert not face.execute(JOB, partition=PARTITION, raise_on_error=False).success
+    assert not face.ingest(partition=PARTITION, raise_on_error=False).success
     assert set(states_by_key(face).values()) == {(Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)}
 
 
@@ -241,7 +240,7 @@ CASES = [
 def day(face: Face) -> Face:
     """A day with extracted metadata."""
     deliver(face.pipeline, *volumes(UNITS))
-    assert face.execute(JOB, partition=PARTITION).success
+    assert face.ingest(partition=PARTITION).success
     return face
 
 
@@ -363,7 +362,7 @@ def test_a_run_whose_clock_stays_unlocked_is_rolled_back_after_its_retries_or_it
     skew = "kfm_dagster.ingest.pipeline.clock_skew"
     monkeypatch.setattr(skew, lambda: timedelta(minutes=minutes_per_look) * max(clock.looks - REFUSED_AT, 0))
     before = trees.files(Path(pipeline.settings.catalog))
-    result = face.execute(JOB, partition=DAY.isoformat(), raise_on_error=False)
+    result = face.ingest(partition=DAY.isoformat(), raise_on_error=False)
 
     assert not result.success
     assert clock.looks - REFUSED_AT + 1 == tries

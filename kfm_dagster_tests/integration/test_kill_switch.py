@@ -143,7 +143,7 @@ def test_a_listing_run_of_a_switched_off_dataset_fails_with_this_reason_and_list
     face: Face, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.ledger.switches.engage("nexrad-l2", WHY)
-    result = face.execute("ingest_nexrad_l2", partition=PARTITION, raise_on_error=False)
+    result = face.ingest(partition=PARTITION, raise_on_error=False)
     assert not result.success
     [failure] = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "nexrad-l2 is switched off" in str(failure.step_failure_data)

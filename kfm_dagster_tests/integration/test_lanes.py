@@ -165,7 +165,7 @@ def test_a_manual_run_is_bulk_work_and_reports_units_that_another_run_claimed(fa
     with pytest.MonkeyPatch.context() as patch:
         emit = ProvenanceEmit.transform
         patch.setattr(ProvenanceEmit, "transform", lambda self: (take_away(), emit(self))[1])
-        result = face.execute("ingest_nexrad_l2", partition=PARTITION)
+        result = face.ingest(partition=PARTITION)
     assert statuses
     assert result.dagster_run.tags["kfm/lane"] == "bulk"
     assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}

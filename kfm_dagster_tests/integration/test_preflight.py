@@ -164,7 +164,7 @@ def test_a_bucket_that_cannot_be_listed_does_not_affect_objects_of_other_buckets
         return listed(self, of, bucket, prefix)
 
     monkeypatch.setattr(ObjectStores, "_listed", without_first)
-    result = face.execute("ingest_goes_abi", partition=DAY.isoformat(), raise_on_error=False)
+    result = face.ingest("goes-abi", partition=DAY.isoformat(), raise_on_error=False)
     assert not result.success
     unit_records = traces.records(face.pipeline).values()
     assert (len(unit_records), objects_before) == (3, 6)
@@ -218,7 +218,7 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_fir
         assert traces.catalog_tree(Path(shared) / "catalog")
     with monkeypatch.context() as patched:
         patched.setattr("kfm_dagster.ingest.preflight.hold", lambda *_: pytest.fail("the mark was read again"))
-        assert face.execute("ingest_nexrad_l2", partition=day).success
+        assert face.ingest(partition=day).success
     is_sqlite = face.pipeline.database.dialect == "sqlite"
     url = f"sqlite:///{tmp_path / 'second.db'}" if is_sqlite else request.getfixturevalue("empty_postgres_url")
     Database.open(url).dispose()
@@ -233,7 +233,7 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_fir
         assert REFUSED in skip_message
         assert "\n" not in skip_message
     assert queue.receives == received
-    assert not second.execute("ingest_nexrad_l2", partition=DAY.isoformat(), raise_on_error=False).success
+    assert not second.ingest(partition=DAY.isoformat(), raise_on_error=False).success
     evidence = second.repository.get_job("nodd_evidence")
     assert not evidence.execute_in_process(instance=second.instance, raise_on_error=False).success
     assert traces.statuses(second.pipeline) == {}

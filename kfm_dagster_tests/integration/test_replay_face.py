@@ -60,7 +60,7 @@ def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_tha
     [item] = volumes(1)
     notify(face.pipeline, item)
     put(objects, [missing(item)])
-    face.execute("ingest_nexrad_l2", partition=PARTITION)
+    face.ingest(partition=PARTITION)
     put(objects, [item])
     before = every_row(face.pipeline.database)
     dry = replayed(face, **SCOPE)
@@ -101,7 +101,7 @@ def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_tha
 def test_the_job_takes_no_actor_from_configuration_or_tags_and_a_person_must_approve(face: Face) -> None:
     [item] = volumes(1)
     deliver(face.pipeline, item)
-    face.execute("ingest_nexrad_l2", partition=PARTITION)
+    face.ingest(partition=PARTITION)
     options = {"allow_repair_and_replace": True}
     repair = {**selection("succeeded", "nexrad-l2", mode="repair-and-replace", options=options), **WHY}
     with pytest.raises(dg.DagsterInvalidConfigError):
@@ -131,7 +131,7 @@ def test_a_differing_result_of_a_replay_fails_the_run_s_check_which_names_the_un
 ) -> None:
     [item] = volumes(1)
     deliver(face.pipeline, item)
-    first = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    first = face.ingest(partition=PARTITION)
     assert unit_check(first).passed
     engine = ReplayEngine(pipeline=face.pipeline)
     engine.start(volumes_selection("succeeded", mode="repair-and-replace", must_match=True), PERSON)
@@ -139,7 +139,7 @@ def test_a_differing_result_of_a_replay_fails_the_run_s_check_which_names_the_un
     contract = face.pipeline.registry["nexrad-l2"]
     titled = with_section(contract, "stac", data_asset=contract.stac.data_asset.model_copy(update={"title": "Volume"}))
     monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", titled)
-    second = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    second = face.ingest(partition=PARTITION)
     check = unit_check(second)
     [record] = traces.records(face.pipeline).values()
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)

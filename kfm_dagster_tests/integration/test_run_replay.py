@@ -15,6 +15,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
+from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.jobs import INGEST_JOB, PATH_JOB
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.exports.validation import validate_report
@@ -245,7 +246,7 @@ def test_a_command_compares_a_run_and_the_configuration_of_a_dagster_run_replays
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     put(objects, volumes(2))
-    first = face.execute("ingest_nexrad_l2", partition=PARTITION)
+    first = face.ingest(partition=PARTITION)
     original = first.dagster_run.run_id
     comparison = call(*COMPARE, original, "--output", "json")
     assert comparison.code == 0, comparison.err
@@ -255,20 +256,20 @@ def test_a_command_compares_a_run_and_the_configuration_of_a_dagster_run_replays
     assert f"run {original}" in call(*COMPARE, "latest").out
     config_values = {"run_id": original, "reason": "drill", "change_ref": "CHG-7"}
     config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": config_values}}}}
-    proposed = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
+    proposed = face.ingest(partition=PARTITION, run_config=config, raise_on_error=False)
     assert not proposed.success
     [proposal] = own_tx(face.pipeline.ledger.review).waiting()
     assert proposal.decision == Decision(actor=DAGSTER_UI, reason="drill", change_ref="CHG-7")
     assert proposal.decision.dagster_run_id == proposed.dagster_run.run_id
     approve(ReplayEngine(pipeline=face.pipeline), proposal.proposal_id, PERSON)
-    second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
+    second = face.ingest(partition=PARTITION, run_config=config)
     assert second.success
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}
 
     [chosen] = own_tx(face.pipeline.ledger).find(limit=1)
     alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen.wal_id, **{"nexrad:vcp": 11})
     config_values["run_id"] = second.dagster_run.run_id
-    third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
+    third = face.ingest(partition=PARTITION, run_config=config, raise_on_error=False)
     [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "gives another result now" in str(failed.step_failure_data.error)
     assert call(*COMPARE, second.dagster_run.run_id).code == 4
@@ -278,7 +279,7 @@ def test_a_command_compares_a_run_and_the_configuration_of_a_dagster_run_replays
     call(*COMPARE, "nobody").refused("nothing is recorded of such a run; observed nobody")
 
     put(objects, [replace(volumes(3)[2], stored=b"")])
-    barren = face.execute("ingest_nexrad_l2", partition=PARTITION).dagster_run.run_id
+    barren = face.ingest(partition=PARTITION).dagster_run.run_id
     call(*COMPARE, barren).refused("brought no unit to success", code=ExitCode.REFUSED)
 
 
@@ -286,11 +287,12 @@ WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-
 REPLAY, COMPARE = ("replay", "intents", "--json"), ("replay", "compare")
 
 
-def failing(face: Face, node: type[Any], method: str, *, job: str = "ingest_nexrad_l2") -> None:
+def failing(face: Face, node: type[Any], method: str, *, job: str = INGEST_JOB) -> None:
     """Run the day with a node that fails permanently, as the card does not retry wrong input."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node, method, Mock(side_effect=ConfigurationError(observed="injected")))
-        assert not face.execute(job, partition=PARTITION, raise_on_error=False).success
+        selection = {"asset_selection": asset_keys("nexrad-l2")} if job == INGEST_JOB else {}
+        assert not face.execute(job, partition=PARTITION, raise_on_error=False, **selection).success
 
 
 def intents(face: Face) -> list[tuple[str, str]]:
@@ -358,7 +360,7 @@ def test_the_command_readmits_units_of_a_failed_intent_once_if_no_guard_holds_th
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IntegrityCheck, "transform", fail)
-        assert not face.execute("ingest_nexrad_l2", partition=PARTITION, raise_on_error=False).success
+        assert not face.ingest(partition=PARTITION, raise_on_error=False).success
     assert traces.statuses(face.pipeline) == {Status.FAILED: 2}
     assert call(*REPLAY, "--dry-run").document[0]["action"] == "hold"
     assert call(*REPLAY, "--confirm", "--reason", "tried").code == 0
@@ -395,7 +397,7 @@ def test_an_intent_with_quarantined_units_waits_for_a_person(face: Face, call: C
 @pytest.mark.clause("IEN-16")
 def test_the_command_applies_a_failed_intent_of_a_node_without_claims(face: Face, objects: Path, call: Call) -> None:
     put(objects, volumes(2))
-    assert face.execute("ingest_nexrad_l2", partition=PARTITION).success
+    assert face.ingest(partition=PARTITION).success
     failing(face, path_arrivals.PathArrivals, "transform", job=PATH_JOB)
     [intent] = face.pipeline.nodes.intents.unresolved()
     assert work(face) == 0

@@ -84,7 +84,7 @@ def test_dagster_has_the_seventh_step() -> None:
     assert asset.parent_keys == {dg.AssetKey(["nexrad_l2", "metadata"])}
     assert graph.get(dg.AssetKey(["nexrad_l2", "stac_items"])).parent_keys == {KEY}
     assert len([key for key in graph.asset_check_keys if key.asset_key == KEY]) == 1
-    job = definitions.resolve_job_def("ingest_nexrad_l2")
+    job = definitions.resolve_job_def("ingest")
     assert f"nexrad_l2__{VERB}" in {op.name for op in job.graph.nodes}
 
 
@@ -158,7 +158,7 @@ def test_downstream_assets_are_requested_once_items_exist_also_for_past_days(fac
     before, cursor = requested(None)
     assert before == {}
     put(objects, volumes(1))
-    assert face.execute("ingest_nexrad_l2", partition=DAY.isoformat()).success
+    assert face.ingest(partition=DAY.isoformat()).success
     after, cursor = requested(cursor)
     assert after == {"newest_scan": {None}, "scans_of_a_day": {DAY.isoformat()}}
     assert requested(cursor)[0] == {}

@@ -32,12 +32,10 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.integration.gating import beyond_the_pole, change_contract
 from kfm_dagster_tests.transactions import own_tx
 
-JOB = "ingest_nexrad_l2"
-
 
 def executed(face: Face, count: int, **more: object) -> None:
     deliver(face.pipeline, *volumes(count))
-    face.execute(JOB, partition=PARTITION, **more)
+    face.ingest(partition=PARTITION, **more)
 
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17")
@@ -89,7 +87,7 @@ def test_the_report_starts_with_failing_units_and_counts_retries(face: Face, obj
     since = face.pipeline.clock() - timedelta(days=1)
     items = [*volumes(2), missing(volumes(3)[2])]
     deliver(face.pipeline, *items)
-    face.execute(JOB, partition=PARTITION)
+    face.ingest(partition=PARTITION)
     report = validate_report(face.pipeline, since=since)
     assert list(report)[2:4] == ["units", "stages"]
     assert report["delivery"] == "at_least_once"
@@ -102,7 +100,7 @@ def test_the_report_starts_with_failing_units_and_counts_retries(face: Face, obj
     }  # fmt: skip
     put(objects, volumes(3))
     own_tx(face.pipeline.ledger).retry_due(now=face.pipeline.clock() + timedelta(hours=1), limit=9)
-    face.execute(JOB, partition=PARTITION)
+    face.ingest(partition=PARTITION)
     later = validate_report(face.pipeline, since=since)["units"]
     assert (later["succeeded"], later["oldest_waiting_since"], later["retries"]) == (3, None, 1)
     assert {gate: result["title"] for gate, result in report["gates"].items()}["G1"] == "schema completeness"
@@ -118,7 +116,7 @@ def test_a_release_bundle_has_card_reports_and_a_consistent_audit_and_can_be_ver
         gather_release(face.pipeline)
     executed(face, 2)
     for _ in range(2):  # runs without units, which must not hide quantities of the earlier run
-        face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
+        face.ingest(partition=(DAY + timedelta(days=1)).isoformat())
     signer = open_signer(face.pipeline.settings)
     folder = tmp_path / "PTN_EXPORT"
     write_release(gather_release(face.pipeline), folder, signer)

@@ -503,7 +503,7 @@ def test_a_batch_gives_one_materialisation_per_asset_with_the_metadata_of_a_run_
     face: Face,
 ) -> None:
     put(objects, volumes(1))
-    of_run = materialisations(face.execute("ingest_nexrad_l2", partition=PARTITION))
+    of_run = materialisations(face.ingest(partition=PARTITION))
     announced(3)
     reports = RunlessReports(tmp_path / "dagster", desk.pipeline, warn=desk.printed.append)
     worker = desk.worker()
