@@ -42,8 +42,8 @@ LONGEST_FORECAST = timedelta(days=300)
 """Exceeds the longest time from a run to a valid time: the nine months of NOAA's Climate Forecast System."""
 LONGEST_ACCUMULATION = timedelta(days=31)
 """Longest time from the begin of an Item to the day of its folder: a month's mean."""
-FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=8)
-"""First step by which `latest` searches further back, and bound of the steps; each step is twice the step before."""
+SPANS = [timedelta(hours=2**doublings - 1) for doublings in range(9)]
+"""How far `latest` searches before the newest Item, one span after the other, up to ten days."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -89,20 +89,21 @@ def latest(
     """Return the newest Item whose object has a field.
 
     For a model this is the shortest forecast of the newest run with the field; for other data, the last Item in time.
-    Raises UnknownNameError if no Item of the last 127 hours (of a model's runs) has the field, and as `search` does.
+    Raises UnknownNameError if no Item of the last ten days (of a model's runs) has the field, and as `search` does.
     """
     opened = CatalogFiles(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
-    conditions, step = equal(properties), FIRST_STEP
+    conditions = equal(properties)
     newest = next(opened.items([dataset], start=last), None)
     run = None if newest is None else newest[1]["properties"].get(REFERENCE)
-    before = last if run is None else datetime.fromisoformat(run) - timedelta(seconds=1)
-    while step <= LAST_STEP:
+    if run is not None:
+        last = datetime.fromisoformat(run) - timedelta(seconds=1)
+    for span in SPANS:
+        before = last - span
         runs = () if run is None else ((REFERENCE, ">", rfc3339(before)),)
         items = opened.items([dataset], start=before, conditions=(*conditions, *runs))
         if candidates := [entry for entry in items if matches(entry[1], field, level)]:
             return to_pystac(*max(candidates, key=lambda entry: newness(entry[1], field, level)))
-        before, step = before - step, 2 * step
     raise UnknownNameError(
         f"no recent Item of {dataset} has the field and the properties",
         observed=", ".join(filter(None, (field, level, *(f"{name}={value}" for name, _, value in conditions)))),
