@@ -49,6 +49,7 @@ EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/deployment/drain.py": ["deployment/test_deployment.py"],
     "kfm_dagster/deployment/local.py": ["deployment/test_deployment.py"],
     "kfm_dagster/exports/explanations/unit_history.py": ["cli/test_wal_issues.py", "cli/test_explain.py"],
+    "kfm_dagster/exports/otlp_metrics.py": ["cli/test_console_command.py"],
     "kfm_dagster/ingest/chain.py": ["integration/test_run_rollback.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_late_sidecar.py", "integration/test_kill_switch.py"],
     "kfm_dagster/reading/reference_store.py": ["followers/virtual/test_clients.py"],

@@ -462,7 +462,9 @@ def test_recovery_closes_the_other_attempts_although_one_worker_ends_meanwhile(
     runner.lifecycle.close(["run", "other"])
     ended = [own_tx(runner.lifecycle.store).newest(attempt.run_id, attempt.stage) for attempt in running]
     assert [attempt and attempt.state for attempt in ended] == [StageState.SUCCEEDED, StageState.FAILED]
-    verify_chain(runner.lifecycle.store.audit.lines())
+    lines = list(runner.lifecycle.store.audit.lines())
+    assert lines[-1]["details"]["reason"] == "its run is dead"
+    verify_chain(lines)
 
 
 @pytest.mark.clause("IEN-07")
