@@ -26,7 +26,6 @@ LONGEST = [
     "simulation/test_simulation.py",
     "browser/test_dagster_ui.py",
     "browser/test_newcomers_walk.py",
-    "integration/test_ui_backfill.py",
     "integration/test_run_rollback.py",
     "integration/test_lanes.py",
     "ingest/test_heaviest.py",

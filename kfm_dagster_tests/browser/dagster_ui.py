@@ -57,12 +57,11 @@ class DagsterUi:
         field.fill(keys)
         field.press("Enter")
 
-    def follow(self, toast: str) -> str:
-        """Follow the link of a launch's toast; return the id at the end of the address."""
+    def follow(self, toast: str) -> None:
+        """Follow the link of a launch's toast."""
         expect(self.page.get_by_text(toast)).to_be_visible()
         self.page.get_by_text("View", exact=True).click()
         self.page.wait_for_url("**/runs/**")
-        return self.page.url.rsplit("/", 1)[1]
 
     def expect_success(self) -> None:
         """Wait until the run's page shows success."""
