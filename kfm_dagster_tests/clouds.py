@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from collections.abc import Iterable
 from typing import Any
@@ -33,3 +34,12 @@ def feed(
     events = [source.deliver(FeedObject(bucket=bucket, key=key, content=content)) for bucket, key, content in samples]
     source.announce([*events, *events[:duplicates]])
     return events
+
+
+def catalog_items(cloud: EmbeddedCloud, bucket: str) -> list[dict[str, Any]]:
+    """Return the Items of the catalog in a bucket."""
+    s3 = cloud.client("s3")
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    keys = [entry["Key"] for page in pages for entry in page.get("Contents", []) if entry["Key"].endswith(".json")]
+    documents = [json.load(s3.get_object(Bucket=bucket, Key=key)["Body"]) for key in keys]
+    return [document for document in documents if document.get("type") == "Feature"]

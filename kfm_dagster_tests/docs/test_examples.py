@@ -26,6 +26,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.commands import state_of
 from kfm_dagster_tests.docs.console import commands, script, shell, transcript
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, good, open_pipeline, put, run_chain, volumes
@@ -70,11 +71,7 @@ def workspace(weather: Path, tmp_path: Path, database_url: str) -> Iterator[Work
 
 def files(home: Path) -> dict[str, bytes]:
     """Return the files of a workspace's home, except the database."""
-    return {
-        path.relative_to(home).as_posix(): path.read_bytes()
-        for path in home.rglob("*")
-        if path.is_file() and not path.name.startswith("atmo.db")
-    }
+    return {path: content for path, content in state_of(home).items() if not path.startswith("atmo.db")}
 
 
 RECORDED = {

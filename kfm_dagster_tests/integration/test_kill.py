@@ -255,15 +255,6 @@ def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedC
     return cloud_server
 
 
-def items(cloud: EmbeddedCloud) -> Counter[str]:
-    """Count how often each Item is in the catalog."""
-    s3 = cloud.client("s3")
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKETS["KFM_CATALOG_URL"])
-    keys = [entry["Key"] for page in pages for entry in page.get("Contents", []) if entry["Key"].endswith(".json")]
-    bodies = (s3.get_object(Bucket=BUCKETS["KFM_CATALOG_URL"], Key=key)["Body"].read() for key in keys)
-    return Counter(document["id"] for document in map(json.loads, bodies) if document.get("type") == "Feature")
-
-
 def done_by(instance: dg.DagsterInstance) -> Counter[str]:
     """Count the steps of each Celery worker."""
     workers = [
@@ -329,7 +320,8 @@ def test_a_celery_worker_killed_during_a_run_loses_and_duplicates_no_unit(
         depth = pipeline.queue.depth()
         assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
         pipeline.close()
-    assert items(cloud) == Counter({record.stac_item_id: 1 for record in records})
+    published = Counter(item["id"] for item in clouds.catalog_items(cloud, BUCKETS["KFM_CATALOG_URL"]))
+    assert published == Counter({record.stac_item_id: 1 for record in records})
     # Outputs and logs of steps are in the shared store, not on a worker's disk.
     assert not (home / "storage").exists()
     for bucket in ("artifacts", "logs"):
