@@ -56,8 +56,7 @@ def instance(
     if request.param == "postgresql":
         monkeypatch.setenv("KFM_DAGSTER_DSN", request.getfixturevalue("empty_postgres_url"))
     prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
-    opened = opened_instance(home)
-    with opened:
+    with opened_instance(home) as opened:
         yield opened
 
 

@@ -52,24 +52,23 @@ def due(bench: Bench) -> list[tuple[str, str]]:
     return [(entry.message_id, entry.receipt_handle) for entry in bench.deliveries.due_for_deletion(limit=100)]
 
 
-def test_a_message_is_due_for_deletion_when_its_last_unit_is_terminal(bench: Bench) -> None:
+@pytest.mark.clause("BEY-03")
+def test_a_message_is_due_for_deletion_when_each_of_its_units_is_recorded_and_terminal(bench: Bench) -> None:
     first, second = envelope(1), envelope(2)
-    receive(bench, message(1, first, second), units=(first, second))
-    assert due(bench) == []
+    receive(bench, message(1, first, second), message(2, state=DeliveryState.IGNORED), units=(first,))
+    assert due(bench) == [("m2", "r-2")], "a message without units is due immediately"
+    bench.deliveries.mark_deleted(["m2"])
     bench.ledger.settle([finished(unit) for unit in bench.claim(first)], run_id="run-1")
+    assert due(bench) == [], "the second unit has no record"
+    claimed = bench.claimed(second)
     assert due(bench) == []
-    bench.ledger.settle([failed(unit) for unit in bench.claim(second)], run_id="run-1")
+    bench.ledger.settle([failed(unit) for unit in claimed], run_id="run-1")
     assert due(bench) == []
     bench.ledger.quarantine([second.wal_id], reason_code="x", decision=JANE)
     assert due(bench) == [("m1", "r-1")]
     bench.deliveries.mark_deleted(["m1"])
     assert due(bench) == []
-    assert bench.deliveries.counts()[DeliveryState.DELETED] == 1
-
-
-def test_a_message_without_units_is_due_for_deletion_immediately(bench: Bench) -> None:
-    receive(bench, message(1, state=DeliveryState.IGNORED))
-    assert due(bench) == [("m1", "r-1")]
+    assert bench.deliveries.counts()[DeliveryState.DELETED] == 2
 
 
 def test_a_rejected_record_keeps_its_message_on_the_queue_after_the_message_s_unit_ended(bench: Bench) -> None:
@@ -239,14 +238,6 @@ def test_conservation_counts_units_and_messages_that_cannot_end(bench: Bench) ->
     assert (account.residual_units, account.residual_messages) == (0, 0)
     bench.type_by_hand("UPDATE nodd_wal_deliveries SET state = 'rejected' WHERE message_id = 'm3'")
     assert bench.deliveries.conservation().residual_messages == 1
-
-
-@pytest.mark.clause("BEY-03")
-def test_an_announced_unit_without_a_record_keeps_its_message_on_the_queue(bench: Bench) -> None:
-    recorded, unrecorded = envelope(1), envelope(2)
-    receive(bench, message(1, recorded, unrecorded), units=(recorded,))
-    bench.ledger.settle([finished(unit) for unit in bench.claim(recorded)], run_id="run-1")
-    assert due(bench) == []
 
 
 def sidecar(index: int, *, dataset: str = "hrrr") -> IgnoredRecord:
