@@ -1,4 +1,4 @@
-"""Failpoints: points at which fault injection can make this process die, wait or fail.
+"""Failpoints: points where fault injection can make this process die, wait or fail.
 
 Every commit and every external call has a failpoint before and after it, because after a crash between the two, the
 outcome is unknown. Fault injection (`fault_injection`) acts at these points, as at TiKV's fail points. Belongs here:

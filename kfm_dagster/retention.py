@@ -41,7 +41,7 @@ class RetentionKind(StrEnum):
     DAGSTER_RUNS = "dagster_runs"
     """Finished runs of Dagster, their events and their steps' output."""
     LANDING = "landing"
-    """Raw messages, in the batches in which they were received."""
+    """Raw messages, in the batches of their receipt."""
     ARTIFACTS = "artifacts"
     """Outputs of stages."""
     EVIDENCE_SAMPLES = "evidence_samples"

@@ -471,7 +471,7 @@ class Settings(BaseModel):
 
     @property
     def max_bulk_in_flight_units(self) -> int:
-        """Limit of bulk units in flight, at which a backfill waits before it lists its next day."""
+        """Limit of bulk units in flight; at it, a backfill waits before it lists its next day."""
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:
@@ -486,7 +486,7 @@ class Settings(BaseModel):
 
     @property
     def retention_url(self) -> str:
-        """SQLAlchemy URL by which retention connects to the database."""
+        """SQLAlchemy URL of retention's connection to the database."""
         return self.retention_dsn or self.database_url
 
     @property

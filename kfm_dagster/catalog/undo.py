@@ -103,7 +103,7 @@ class PromotionLog:
         ]
 
     def items_of(self, run_id: str) -> list[str]:
-        """Return the ids of the Items for which a run has logged an entry."""
+        """Return the ids of the Items that a run's log entries name."""
         rows = self._tx.run(
             "catalog.items_of_run", collection_id=self._collection, dataset=self._contract.id, run_id=run_id
         )

@@ -104,4 +104,4 @@ BACKFILL = Named("backfill_id", lambda incomplete: _ids(incomplete or "bf-", que
 REJECTED_MESSAGE = Id("message_id", "ids.rejected_message_ids")
 COUNT = click.IntRange(0, LARGEST)
 POSITIVE = click.IntRange(1, LARGEST)
-"""Whole numbers for which LARGEST is the only upper bound."""
+"""Whole numbers without an upper bound other than LARGEST."""

@@ -1,4 +1,4 @@
-"""Tables of the commands, in which foreign text is never read as markup.
+"""Tables of the commands; foreign text in them is never read as markup.
 
 A table is as wide as the terminal, or, in a pipe, as wide as COLUMNS says. To fit, a list shows UUIDs by a prefix that
 every command accepts, and cuts other ids and texts except in the first column. If this is not enough, it leaves out

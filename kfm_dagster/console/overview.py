@@ -95,7 +95,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[datetime, tuple[int, int]]:
-    """Return the numbers of succeeded and other units by the hour in which their stage ended."""
+    """Return the numbers of succeeded and other units by the hour when their stage ended."""
     begun = since - timedelta(hours=6)
     counts: dict[datetime, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in view.run("console.settled", stage=f"{dataset}.settle", since=begun, limit=MOST_RUNS):

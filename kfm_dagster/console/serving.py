@@ -67,7 +67,7 @@ class QueueWatch:
 
 
 SHUTDOWN_SECONDS = 5
-"""Seconds after the signal in which an answer under way can finish."""
+"""Seconds after the signal until an answer under way must have finished."""
 
 
 def serve(

@@ -89,7 +89,7 @@ def product_hours(
     """Return the expected and known objects of a day by product and hour that must be complete.
 
     followed: since when each product is followed; products without an entry are not expected. None: the whole day was
-    listed, so every product is expected in each hour in which it is due.
+    listed, so every product is expected in each hour when it is due.
     """
     until = settled_until(coverage, at)
     seen = _by_product(coverage, counts)

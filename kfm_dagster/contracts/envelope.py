@@ -18,7 +18,7 @@ from kfm_dagster.contracts.issues import Issue, Severity
 SECTION = "section"
 """Key in the metadata of a field that an operator adds."""
 EXTENSION = "extension"
-"""Key in the metadata of a field for which the ledger has no column."""
+"""Key in the metadata of a field without a column in the ledger."""
 
 
 def section() -> Any:

@@ -20,7 +20,7 @@ _FOLDER = resources.files("kfm_dagster.contracts") / "formats"
 
 
 class Format(Strict):
-    """Sources, units and STAC extensions of a reader's fields, in the order in which they apply."""
+    """Sources, units and STAC extensions of a reader's fields, in the order of application."""
 
     includes: list[str] = Field([], description="Formats whose entries follow the entries of this format.")
     citations: list[Citation] = Field(min_length=1)

@@ -146,7 +146,7 @@ ERROR_CODES: tuple[str, ...] = (
     *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
     *ChainIssue,
 )  # fmt: skip
-"""Codes with which a run can end a failed attempt."""
+"""Codes that a run can give to a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,7 +120,7 @@ class KeyGrammarReader:
         return start, start
 
     def day_holding(self, day: date) -> date:
-        """Return the first day of the period (day, month or year) in the keys of this UTC day's objects."""
+        """Return the first day of the period (day, month or year) in this UTC day's keys."""
         start = self.contract.storage.key_grammar.start
         if start == "event" or "%d" in start.format or "%j" in start.format:
             return day

@@ -66,11 +66,11 @@ LANE_TAG = "kfm/lane"
 SOURCE_TAG = "kfm/source"
 """The source of a run's units."""
 BACKFILL_TAG = "kfm/backfill"
-"""The backfill (kfm backfill) for which a run lists a day."""
+"""The backfill (kfm backfill) that requested a run's listing of a day."""
 FORCE_TAG = "kfm/force"
 """Makes a run compute content again that earlier runs applied; terminal units stay. The value is the reason."""
 DATASET_TAG = "kfm/dataset"
-"""A dataset for whose chain the run was requested."""
+"""A dataset of the run's request."""
 QUARANTINED_TAG = "kfm/quarantined"
 """Number of units that a run quarantined."""
 SKIPPED_TAG = "kfm/skipped"
@@ -100,10 +100,10 @@ def tag_run(
     skipped: int,
     settled: StageBatch | None,
 ) -> None:
-    """Tag a run with a dataset, and if it skipped stages of the dataset, quarantined units, or had an empty day.
+    """Tag a run with a dataset, and with its skipped stages, quarantined units and empty day.
 
-    A run that the sensors requested has the dataset's tag before it starts. A re-execution begins with the tags of the
-    run before it, and Dagster cannot remove tags, so a value that no longer holds becomes 0 or no.
+    Only properties that the run has are tagged. A re-execution begins with the tags of the run before it, and Dagster
+    cannot remove tags, so a value that no longer holds becomes 0 or no.
     """
     values = {SKIPPED_TAG: str(skipped)}
     if settled is not None:

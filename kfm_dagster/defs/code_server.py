@@ -24,7 +24,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""Name of a module that reads the code's fingerprint at import; only the process from which runs fork imports it."""
+"""Name of a module that reads the code's fingerprint at import; only the process that forks runs imports it."""
 
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""

@@ -72,7 +72,7 @@ class DeadRuns:
 
     A run that the ledger knows and Dagster does not is a run of the resident worker. It is alive while it has a lease.
     It gets the lease with its claims, so it counts as dead only when it has had no lease for the time UNLEASED.
-    `unleased` is kept from tick to tick, and has the times at which runs were first seen without a lease.
+    `unleased` is kept from tick to tick, and has the times when runs were first seen without a lease.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def cooling_down(
 ) -> Callable[[str, Lane], bool]:
     """Return a predicate: whether the next run of a partition and lane must wait after failures.
 
-    The pause doubles with every failure in a row, because a fault by which every run fails (a database that is down, a
+    The pause doubles with every failure in a row, because a fault that fails every run (a database that is down, a
     full disk) must not keep the machine busy with starts of runs. Each lane has its own pause, so that a backfill whose
     listing fails does not delay live runs.
     """

@@ -21,7 +21,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.redaction import error_text
 
 SAMPLE_DAY = date(2025, 4, 2)
-"""A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
+"""A day when GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
 
 DATASETS = frozenset({"goes-abi", "hrrr", "nexrad-l2"})
 """Datasets of the samples. The demo follows only these, unless it ingests objects of others."""
@@ -30,7 +30,7 @@ MENDED = "samples-mended"
 FOLDERS = "samples-folders"
 """File in the data root with the folders of objects that demos ingested, one a line; `kfm ui` serves them, too."""
 SERVED_AT = "samples-address"
-"""File in the data root with the address of the cloud in which `kfm ui` stores the samples."""
+"""File in the data root with the address of the cloud where `kfm ui` stores the samples."""
 SHELL = "samples.env"
 """File in the data root that points the clients of a shell at this cloud."""
 

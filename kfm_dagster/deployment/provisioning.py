@@ -34,7 +34,7 @@ QUEUE_RETENTION = 7 * 86_400
 DLQ_RETENTION = 14 * 86_400
 """Seconds; SQS's maximum."""
 LEASE_MARGIN_SECONDS = 60
-"""Seconds by which a lease lasts longer than a message stays hidden."""
+"""Seconds that a lease lasts longer than a message stays hidden."""
 MAX_PREFIXES = 37
 """SNS multiplies the number of a filter's values by their depth, 4 here; the product must not exceed 150 (SNS developer
 guide, filter policies)."""

@@ -99,7 +99,7 @@ class StateGraph(NamedTuple):
 
 
 def _border(centre: tuple[float, float], toward: tuple[float, float]) -> tuple[float, float]:
-    """Return the point at which a line from a box's centre leaves the box."""
+    """Return the point where a line from a box's centre leaves the box."""
     x, y = toward[0] - centre[0], toward[1] - centre[1]
     share = min(BOX[0] / 2 / max(abs(x), 1e-9), BOX[1] / 2 / max(abs(y), 1e-9)) + GAP / math.hypot(x, y)
     return centre[0] + share * x, centre[1] + share * y

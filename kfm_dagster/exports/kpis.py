@@ -84,7 +84,7 @@ KPIS: Mapping[str, Kpi] = {
 
 @dataclass(kw_only=True)
 class RecordedSpan:
-    """The records of a span of time; `replays` are the times at which selections were replayed."""
+    """The records of a span of time; `replays` are the times of replayed selections."""
 
     attempts: Sequence[StageAttempt] = field(default_factory=list)
     lines: Sequence[Line] = field(default_factory=list)

@@ -39,7 +39,7 @@ SHORTEST_SALT = 16
 DECIMALS = 5
 """Decimals of published degrees: about a metre. Rounded degrees have the same text under every libm."""
 ROUNDING_M = 1.0
-"""Exceeds the distance by which rounding to DECIMALS moves a point (at most 0.79 m)."""
+"""Exceeds a point's shift by rounding to DECIMALS (at most 0.79 m)."""
 CELL_RADIUS = 1.2
 """Maximum distance of a corner from a cell's centre, in average edges (1.11 in H3 version 4, over all resolutions)."""
 

@@ -54,7 +54,7 @@ class Proposal:
 
     @property
     def expires_at(self) -> datetime:
-        """Time from which the proposal can no longer be approved."""
+        """Time when the proposal expires, so that it can no longer be approved."""
         return self.at + APPROVED_WITHIN
 
 

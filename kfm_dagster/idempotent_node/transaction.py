@@ -106,7 +106,7 @@ class NodeResult:
 
 
 class IdempotentNodes:
-    """Intents, outputs and checkpoints of a database, and the order in which they are written."""
+    """Intents, outputs and checkpoints of a database, and the order of their writes."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime], meter: StepMeter | None = None) -> None:
         self.database = database

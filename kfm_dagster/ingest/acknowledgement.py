@@ -22,7 +22,7 @@ Due = TypeVar("Due", bound=DueMessage)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledger:
-    """Deletes and hides messages on the queue from which they were last received.
+    """Deletes and hides messages on the queue that delivered them last.
 
     That is the primary queue or, for messages of a drain, the dead-letter queue. A queue is connected only when one of
     its messages is due; a backfill needs no queue.

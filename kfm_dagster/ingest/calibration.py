@@ -20,7 +20,7 @@ from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockRe
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
-"""A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
+"""A decisive reading is valid for this time; a clock then drifts by far less than a second."""
 KEPT = timedelta(minutes=1)
 """Readings are kept in memory for this time, so that a run's stages do not each wait for a server without a Date."""
 

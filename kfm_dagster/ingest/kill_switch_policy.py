@@ -1,6 +1,6 @@
 """Kill switches: receiving, planning and reporting while a switch is on (WAL-10).
 
-Belongs here: the switches of a queue or a dataset, the time for which messages are hidden, the units in flight, and the
+Belongs here: the switches of a queue or a dataset, how long messages are hidden, the units in flight, and the
 sentences about switches. Does not belong here: turning switches on and off (`governance/switches.py`), and the check of
 the switches in each claim (`ledger/store.py`).
 """

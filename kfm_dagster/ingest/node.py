@@ -149,7 +149,7 @@ class ChainNode(StageNode):
 
     @property
     def claimed_at(self) -> datetime | None:
-        """The time at which the chain's first node was committed in this run; None before that."""
+        """The time when the chain's first node was committed in this run; None before that."""
         first = self.chain()[0]
         state = self.pipeline.stages.run_states.get(f"{self.dataset}.{first.operator}", self.run_id)
         return state.recorded_at if state else None

@@ -80,7 +80,7 @@ ARRIVALS = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
-        # The window in which the mean of Phi is zero: its begin and end, from the antenna.
+        # The window whose mean of Phi is zero: its begin and end, from the antenna.
         pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),

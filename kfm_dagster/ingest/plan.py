@@ -29,7 +29,7 @@ WORTH_A_RUN = 100
 of the CPU time of a run's start (benchmarks/latency.py)."""
 
 LaneKey = tuple[str, Lane]
-"""A partition and a lane, by which runs are counted."""
+"""A partition and a lane; runs are counted by both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

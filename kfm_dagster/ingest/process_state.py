@@ -53,7 +53,7 @@ class ProcessState:
     intents: set[int] = field(default_factory=set)
     """Failed intents that were revisited."""
     unleased: dict[str, datetime] = field(default_factory=dict)
-    """By run: the time at which a tick first found it without a lease and unknown to Dagster."""
+    """By run: the time when a tick first found it without a lease and unknown to Dagster."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)
     """First bytes of each dataset's objects from integrity-check, until metadata-extract takes them."""
     feeds_due: datetime | None = None

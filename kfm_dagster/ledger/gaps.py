@@ -85,7 +85,7 @@ class Gaps:
             tx.run("gaps.follow", dataset=dataset, feeds=feeds)
 
     def listed(self, dataset: str, day: str, *, at: datetime, tx: Transaction) -> None:
-        """Expect every object of a day for which the bucket was listed completely."""
+        """Expect every object of a day whose bucket listing was complete."""
         tx.run("gaps.listed", dataset=dataset, day=day, at=at)
 
     def feeds(self) -> list[FollowedProduct]:

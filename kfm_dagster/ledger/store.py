@@ -187,7 +187,7 @@ class Ledger(LedgerChanges):
         bisect: bool = False,
         tx: Transaction,
     ) -> RecoverReport:
-        """Revoke a run's remaining claims of a dataset in which the run is rolled back.
+        """Revoke a rolled-back run's remaining claims of a dataset.
 
         Each unit fails with code run_rolled_back and the redacted reason. Then it becomes pending or is quarantined as
         in `release_lost`; `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no

@@ -51,7 +51,7 @@ of the agent, so that an upgrade leaves attributions unchanged."""
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; equal batches give equal bytes."""
     masking = contract.governance.masking
-    # The masking decision to which every unit of the batch refers, under the dataset's public name.
+    # The masking decision of every unit of the batch, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
     return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 

@@ -54,7 +54,7 @@ _ISSUE = {
     LineagePath.PROV: ProvenanceIssue.PROV_STORE_UNAVAILABLE,
 }
 _REFUSALS = (IntegrityError, DataError, InternalError)
-"""Errors by which a database refuses a batch. If the connection is lost instead, the whole stage fails."""
+"""Errors of a database that refuses a batch. If the connection is lost instead, the whole stage fails."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
 """Index that PostgreSQL can find violated before the primary key, when two workers record the same unit."""

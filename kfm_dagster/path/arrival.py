@@ -39,7 +39,7 @@ _Step = TypeVar("_Step")
 
 @unique
 class DeltaForm(StrEnum):
-    """Form in which T_arr was computed."""
+    """Form of the computation of T_arr."""
 
     GENERAL = "general"
     """c_ref is within the integral."""

@@ -117,7 +117,7 @@ SIDE_SEGMENTS = 23
 edge."""
 
 _STRAY = 0.005
-"""Degrees by which a simplified outline may stray from the grid's outline."""
+"""Maximum distance of a simplified outline from the grid's outline, in degrees."""
 
 _ROUNDED = 1e-3
 """Tolerance as a share of a step, for corners that are rounded to microdegrees, on a grid of a thousand steps."""

@@ -17,7 +17,7 @@ The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) 
 with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid at
 its lead, and accumulations end at it; fields of sub-hourly steps are valid within the hour before the lead. MRMS's
 messages state one instant for an accumulation. The key states the window that ends at this instant: `hours` and
-`minutes` are its length, `since` is the hour of the day at which it begins.
+`minutes` are its length, `since` is the hour of the day when it begins.
 
 An object's time is the time of its fields, with an index and without; the run is a property.
 """

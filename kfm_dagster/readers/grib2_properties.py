@@ -21,7 +21,7 @@ from kfm_dagster.readers.grib2_sections import GribMessage
 MRMS = 209
 """Discipline of NSSL's own table. Only MRMS's messages have it, and no index lists these messages."""
 _UNNAMED = re.compile(r"var discipline=(\d{1,3}) .*parmcat=(\d{1,3}) parm=(\d{1,3})", re.ASCII)
-"""Text by which wgrib2 names a parameter that its table lacks."""
+"""wgrib2's name of a parameter that its table lacks."""
 
 Codes = tuple[int, int, int]
 """Discipline, parameter category and parameter number."""

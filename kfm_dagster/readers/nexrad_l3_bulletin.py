@@ -37,7 +37,7 @@ _ZLIB = b"\x78"
 """First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2). The first byte of a message is 0, because its
 code is below 256."""
 _STORED = 64
-"""Maximum bytes by which a frame grows if it does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
+"""Maximum growth of a frame that does not compress, in bytes (RFC 1951, 3.2.4: 5 bytes a block)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,7 +56,7 @@ class ProductKind:
 
     mnemonic: empty if the ICDs have none. range_m: metres from the radar; None for a profile above the radar, a text,
     or the radar's status. unit: unit of the values, empty without values. begin, end: numbers (1 to 10) of the two
-    product-dependent parameters with the date and minute at which an accumulation begins or ends. minutes: the
+    product-dependent parameters with the date and minute when an accumulation begins or ends. minutes: the
     accumulation's length if no begin is stated. length: number of the parameter that states the length.
     """
 

@@ -307,7 +307,7 @@ def valid_time(item: Item) -> datetime:
 def newness(item: Item, field: str | None, level: str | None) -> tuple[str, float, bool, str]:
     """Return a key that orders Items: by run, a run's shorter forecasts last; else by time.
 
-    Of otherwise equal Items, an Item in which `field` matches a single field is last.
+    Of otherwise equal Items, an Item with a single field that matches `field` is last.
     """
     seconds, run = valid_time(item).timestamp(), item["properties"].get(REFERENCE)
     order = ("", seconds) if run is None else (run, -seconds)

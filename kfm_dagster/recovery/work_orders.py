@@ -128,7 +128,7 @@ class DiscardPlan:
 
     @property
     def seen(self) -> str:
-        """Digest of the units and versions to which a decision applies."""
+        """Digest of a decision's units and versions."""
         lines = "".join(f"{wal_id} {version}\n" for wal_id, version in sorted(self.versions.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 

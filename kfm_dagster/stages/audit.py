@@ -182,6 +182,6 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
         attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
-            # The last line of a row has the stored hash, with which `verify_chain` compares the computed hash.
+            # The last line of a row has the stored hash; `verify_chain` compares it with the computed hash.
             previous = row.hash if seq == row.seq else _hash(line)
             yield {**line, "hash": previous}

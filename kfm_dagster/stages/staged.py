@@ -166,7 +166,7 @@ def _evaluated(decision: GateDecision) -> GateDecision | None:
 
 
 def _record_of(batch: StageBatch) -> dict[str, Any]:
-    """Return a stage's record for `node_output`, from which a later run can reuse the output.
+    """Return a stage's record for `node_output`; a later run can reuse the output by it.
 
     A summary's `product` is a file that the node writes besides its batch; lineage lists it as the step's output.
     """

@@ -1,4 +1,4 @@
-"""The macros of `sql/`, by which a single text serves SQLite and PostgreSQL.
+"""The macros of `sql/`: with them, a single text serves SQLite and PostgreSQL.
 
 A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. A macro becomes text, never a value,
 because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reason` restricts a statement to a database.

@@ -171,7 +171,7 @@ def _units_of(group: FailureGroup) -> str:
     return f"/units?{urlencode(units.query())}"
 
 
-_OPERATOR = Field(description="Operator at which the unit left the chain; null if no operator failed.")
+_OPERATOR = Field(description="Operator where the unit left the chain; null if no operator failed.")
 _FIELDS: dict[str, Any] = {
     **{name: (field.annotation, field) for name, field in NoddWalRecord.model_fields.items()},
     "operator": (Operator | None, _OPERATOR),

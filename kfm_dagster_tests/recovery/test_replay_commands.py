@@ -159,6 +159,7 @@ def test_run_follows_a_replay_to_its_end_and_prints_the_outcome(
     assert (entry.reason, entry.change_ref, bool(entry.actor)) == ("reader fixed", "INC-1", True)
     shown = call("status", answer.document["replay_run_id"]).out
     assert "5 succeeded" in shown
+    assert "held by" not in shown
     rows = call("inspect", answer.document["replay_run_id"], "--fields", "position,outcome", "--json").document
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
     # A failure without further attempts is quarantined at once.

@@ -93,7 +93,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """Time at which a field is valid, or begin and `length` of a statistic's window.
+    """Time when a field is valid, or begin and `length` of a statistic's window.
 
     `time` counts from the run. `time` and `length` are in `unit` (code table 4.4); `statistic` is of code table 4.10.
     """

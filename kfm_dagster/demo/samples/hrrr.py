@@ -63,7 +63,7 @@ _DRAWN = {
     "SPFH": DrawnValues(lowest=0.001, exponent=-13),
 }
 _QUARTERS = (45, 30, 15, 0)
-"""Times at which fields of the sub-hourly product are valid, in minutes before the lead."""
+"""Times when fields of the sub-hourly product are valid, in minutes before the lead."""
 
 _GRIDS = {
     # The definition of the real CONUS objects, byte for byte.

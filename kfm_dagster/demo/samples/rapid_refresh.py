@@ -30,7 +30,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
 RRFS_BUCKET, RAP_BUCKET = "noaa-rrfs-ops-pds", "noaa-rap-pds"
 RTMA_BUCKETS = {"rtma2p5": "noaa-rtma-pds", "urma2p5": "noaa-urma-pds"}
 SAMPLE_DAY = date(2026, 9, 20)
-"""A day on which RRFS had members; its bucket has no object before 2026-08-12."""
+"""A day when RRFS had members; its bucket has no object before 2026-08-12."""
 
 _SOUTH = 0x80000000
 _TMP = Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0)

@@ -29,7 +29,7 @@ from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockRul
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
 
 SHORT_RETENTION = timedelta(days=4)
-"""SQS's default, with which a deployment that is down over a long weekend still loses nothing."""
+"""SQS's default; a deployment that is down over a long weekend still loses nothing."""
 SHOWN_TOPICS = 3
 _CREATE = "kfm queue create --dataset NAME --update"
 

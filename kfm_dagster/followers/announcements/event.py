@@ -58,7 +58,7 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """Key of fixed length by which a receiver keeps the events of an Item in order."""
+        """Key of fixed length that orders the events of an Item for a receiver."""
         return uuid8(self.collection, self.item_id)
 
     @property

@@ -28,7 +28,7 @@ SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
 
 
 def follower_name(subscription: str) -> str:
-    """Return the name of a subscription's follower, under which its positions are stored."""
+    """Return the name of a subscription's follower; its positions are stored by this name."""
     return f"announcements.{subscription}"
 
 

@@ -104,7 +104,7 @@ class AnnouncementStore:
     ) -> dict[str, int]:
         """Record events that failed; return how often each failed while other events succeeded.
 
-        `begun_at` is the time at which the first event of the batch was sent.
+        `begun_at` is the time when the first event of the batch was sent.
         """
         if not events:
             return {}

@@ -3,7 +3,7 @@
 A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without that Item, so every
 reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
-A day to which Items are added has a few parts, because rewriting a large part for each batch would cost more than the
+A day that still gets Items has a few parts, because rewriting a large part for each batch would cost more than the
 batch. When as many changes of other days have followed as the day has Items, its parts are compacted into one part. So
 compaction writes each Item only once, even if several days are filled in parallel.
 """

@@ -31,7 +31,7 @@ MAX_FIELDS = 256
 GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "reference_time"
 """Names that rioxarray and cfgrib use."""
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
-"""Variables by which a cube can be ordered, with their CF standard names."""
+"""Variables that can order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
 """Grid definition templates in metres. On a grid in degrees, columns can begin elsewhere than the template says."""
 _NORTHWARD = 0x40

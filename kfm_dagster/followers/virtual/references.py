@@ -292,7 +292,7 @@ def _only_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str, *, version
 
 
 def _text(value: Any) -> str:
-    """Return JSON that does not depend on the order in which steps arrive."""
+    """Return JSON that does not depend on the order of the steps' arrival."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 

@@ -117,7 +117,7 @@ class Backfills:
         """Return each dataset's days to list, from its first day (storage.first_day) on.
 
         Raises ContractError for an unknown dataset, RefusedError for a dataset that is switched off, BackfillError for
-        a window that is empty, has no day on which a dataset has objects, or ends in the future.
+        a window that is empty, has no day when a dataset has objects, or ends in the future.
         """
         today = self.pipeline.clock().date()
         names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})

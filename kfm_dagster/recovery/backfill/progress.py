@@ -60,7 +60,7 @@ class Backfill:
 
     @property
     def days_listed(self) -> int:
-        """Number of days of which every object has a record."""
+        """Number of days with a record of every object."""
         return self.days[DayState.LISTED]
 
     def as_json(self) -> dict[str, Any]:

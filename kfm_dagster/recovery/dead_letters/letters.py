@@ -209,7 +209,7 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the document of `kfm dlq status --json`: the queue, and the ledger's message counts.
+    """Return the document of `kfm dlq status --json`: queue, and message counts of the ledger.
 
     `oldest_sent_at` is the earliest time of sending among `looked_at` messages; the queue can hold more. SQS counts
     a message's retention from the time of sending. Raises QueueUnavailableError or DatabaseUnavailableError.

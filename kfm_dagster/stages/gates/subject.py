@@ -85,7 +85,7 @@ class PartitionFacts:
     day: date
     counts: Sequence[ProductCount]
     followed: Mapping[str, datetime] | None = None
-    """Time from which each product is followed (`ingest/feed_watch.py`). None for a day whose buckets were listed; then
+    """Time when following each product began (`ingest/feed_watch.py`). None for a day whose buckets were listed; then
     all products are due."""
 
 
