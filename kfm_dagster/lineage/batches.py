@@ -102,7 +102,7 @@ class Undelivered:
 class LineageBatches:
     """Records and publishes batches. Any number of processes can share an outbox.
 
-    `deliver`: whether a backend is configured, to which OpenLineage batches are sent, too.
+    `deliver`: whether OpenLineage batches are also sent to a configured backend.
     """
 
     def __init__(
