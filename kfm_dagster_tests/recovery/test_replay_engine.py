@@ -32,6 +32,7 @@ from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.alerts.recorded import messages, service_url
 from kfm_dagster_tests.factories import failed, finished, repeat_units
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
+from kfm_dagster_tests.governance.conftest import release
 from kfm_dagster_tests.moments import deaths, dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 from kfm_dagster_tests.storage.test_guards import LEGAL
@@ -109,8 +110,10 @@ def test_every_outcome_is_counted_and_the_counts_sum_to_the_selection(stand: Sta
     expected = {"succeeded": 1, "retrying": 1, "in_progress": 1, "quarantined": 1}
     assert outcomes(stand, run.replay_run_id) == expected
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.RUNNING
-    # A later readmission of the unit by another actor does not change the outcome.
+    # A later readmission of a unit by another actor does not change the outcome.
     repeat_units(stand.pipeline.ledger, units[0].wal_id)
+    version = own_tx(stand.pipeline.ledger).get(units[3].wal_id).version
+    assert release(stand.pipeline, units[3].wal_id, version, PERSON)
     assert outcomes(stand, run.replay_run_id) == expected
 
 
