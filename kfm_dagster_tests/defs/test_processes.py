@@ -221,10 +221,11 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def begun(
-    instance: dg.DagsterInstance, *pids: int, host: str = "127.0.0.1", status: dg.DagsterRunStatus = STARTED
+    instance: dg.DagsterInstance, *pids: int, host: str | None = "127.0.0.1", status: dg.DagsterRunStatus = STARTED
 ) -> dg.DagsterRun:
     """Create a run of a day with the events of its processes."""
-    tags = {SERVER_TAG: json.dumps({"host": host, "port": 1}), "dagster/partition": "2025-12-03"}
+    server = {SERVER_TAG: json.dumps({"host": host, "port": 1})} if host else {}
+    tags = {"dagster/partition": "2025-12-03", **server}
     job = dg.GraphDefinition(name="nothing").to_job()
     run = instance.create_run_for_job(job, tags=tags, status=status)
     instance.report_engine_event("no process yet", run)
@@ -257,6 +258,7 @@ def test_runs_that_possibly_have_a_process_are_not_changed(
     dead.wait()
     runs = {
         "another machine": begun(instance, dead.pid, host="code.example"),
+        "no code server": begun(instance, dead.pid, host=None),
         "no process yet": begun(instance),
         "a later process of the same run": begun(instance, child.pid, dead.pid),
         "not started": begun(instance, dead.pid, status=dg.DagsterRunStatus.STARTING),
