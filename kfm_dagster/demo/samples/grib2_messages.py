@@ -125,12 +125,6 @@ def over_hours(begin: int, end: int, statistic: str = "acc") -> ForecastStep:
     return ForecastStep(unit=_HOUR, time=begin, length=end - begin, text=text, statistic=_STATISTICS[statistic])
 
 
-def over_minutes(begin: int, end: int, statistic: str) -> ForecastStep:
-    """Return the step of a statistic from one lead to another, in minutes."""
-    text = f"{begin}-{end} min {statistic} fcst"
-    return ForecastStep(unit=_MINUTE, time=begin, length=end - begin, text=text, statistic=_STATISTICS[statistic])
-
-
 def lat_lon_grid(
     columns: int,
     rows: int,
