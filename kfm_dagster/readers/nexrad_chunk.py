@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import nexrad_radar
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest, unchecked
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_messages import (
@@ -34,17 +35,6 @@ from kfm_dagster.readers.nexrad_messages import (
     decode_radial,
     messages_of_record,
     record_size,
-)
-from kfm_dagster.readers.nexrad_radar import (
-    check_platform,
-    check_version,
-    coverage,
-    kind_of,
-    moment_bands,
-    pattern_findings,
-    radar_position,
-    radar_properties,
-    sites,
 )
 from kfm_dagster.readers.ranges import BlockCache
 
@@ -86,12 +76,14 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     icao = groups["site"]
     chunk = _read(request.source, starts=groups["kind"] == START)
-    check_platform({"volume header": chunk.header, "first radial": chunk.first, "last radial": chunk.last}, icao)
+    nexrad_radar.check_platform(
+        {"volume header": chunk.header, "first radial": chunk.first, "last radial": chunk.last}, icao
+    )
     _check_times(chunk, start)
     if chunk.header:
-        check_version(chunk.header, groups)
-    site, kind = sites().get(icao), kind_of(icao, groups.get("version", ""))
-    place = radar_position(chunk.first.position if chunk.first else None, site, icao)
+        nexrad_radar.check_version(chunk.header, groups)
+    site, kind = nexrad_radar.sites().get(icao), nexrad_radar.kind_of(icao, groups.get("version", ""))
+    place = nexrad_radar.radar_position(chunk.first.position if chunk.first else None, site, icao)
     complete = chunk.last is not None and chunk.last.status == END_OF_VOLUME
     properties = _properties(chunk, groups)
     unfinished = f"the last chunk does not end its volume: {_last_words(chunk)}"
@@ -100,14 +92,14 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
         # The key's time may be later than the first radials.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
-        geometry=coverage(kind, place, chunk.first),
-        properties=radar_properties(kind, icao, site, place)
+        geometry=nexrad_radar.coverage(kind, place, chunk.first),
+        properties=nexrad_radar.radar_properties(kind, icao, site, place)
         | properties
         | _end(complete=complete, closed=request.closed),
         native=asdict(chunk),
         findings=(
             *unchecked(unfinished if groups["kind"] == END and not complete else ""),
-            *pattern_findings(kind, properties.get("nexrad:vcp")),
+            *nexrad_radar.pattern_findings(kind, properties.get("nexrad:vcp")),
         ),
     )
 
@@ -178,7 +170,7 @@ def _properties(chunk: Chunk, groups: Mapping[str, str]) -> dict[str, Any]:
         "nexrad:vcp": (chunk.first.vcp if chunk.first else 0) or (chunk.pattern.number if chunk.pattern else 0) or None,
         "nexrad:message-type": chunk.first.message_type if chunk.first else None,
         "nexrad:cuts": chunk.last.cut if chunk.last else None,
-        "bands": moment_bands(chunk.last.moments) or None if chunk.last else None,
+        "bands": nexrad_radar.moment_bands(chunk.last.moments) or None if chunk.last else None,
     }
     return {
         "nexrad:volume-number": int(groups["volume"]),

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.readers import nexrad_radar
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest, unchecked
 from kfm_dagster.readers.nexrad_end import VolumeEnd, end_of_frames, end_of_gzip, end_of_records
 from kfm_dagster.readers.nexrad_messages import (
@@ -34,19 +35,6 @@ from kfm_dagster.readers.nexrad_messages import (
     decode_status,
     messages,
     record_size,
-)
-from kfm_dagster.readers.nexrad_radar import (
-    RadarKind,
-    check_cuts,
-    check_platform,
-    check_version,
-    coverage,
-    kind_of,
-    moment_bands,
-    pattern_findings,
-    radar_position,
-    radar_properties,
-    sites,
 )
 from kfm_dagster.readers.ranges import BlockCache
 from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
@@ -170,23 +158,23 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     icao = request.groups["site"]
     volume = read_volume(request.source)
     radials = {"first radial": volume.radial, "last radial": volume.end.radial}
-    check_platform({"volume header": volume.header, **radials}, icao)
+    nexrad_radar.check_platform({"volume header": volume.header, **radials}, icao)
     _check_time(volume, nominal)
-    check_version(volume.header, request.groups)
-    site, kind = sites().get(icao), kind_of(icao, volume.header.version)
-    position = radar_position(volume.radial.position, site, icao)
+    nexrad_radar.check_version(volume.header, request.groups)
+    site, kind = nexrad_radar.sites().get(icao), nexrad_radar.kind_of(icao, volume.header.version)
+    position = nexrad_radar.radar_position(volume.radial.position, site, icao)
     start, last = min(volume.header.time, volume.radial.time), volume.end.radial
     properties = _properties(volume, kind)
     return HeaderMetadata(
         start=start,
         end=last.time if last else start,
         datetime=start,
-        geometry=coverage(kind, position, volume.radial),
-        properties=radar_properties(kind, icao, site, position) | properties,
+        geometry=nexrad_radar.coverage(kind, position, volume.radial),
+        properties=nexrad_radar.radar_properties(kind, icao, site, position) | properties,
         native=asdict(volume),
         findings=(
             *unchecked(volume.end.unchecked),
-            *pattern_findings(kind, properties.get("nexrad:vcp")),
+            *nexrad_radar.pattern_findings(kind, properties.get("nexrad:vcp")),
         ),
     )
 
@@ -207,18 +195,18 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
         )
 
 
-def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
+def _properties(volume: Volume, kind: nexrad_radar.RadarKind) -> dict[str, Any]:
     radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
     recorded = planned[: end.radial.cut] if end.radial else planned
     # Binary angles below the horizon count down from 360 degrees. Several cuts may have the same angle.
     angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in recorded})
-    check_cuts(kind, angles)
+    nexrad_radar.check_cuts(kind, angles)
     optional = {
         # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # A value of the whole volume has a short name, such as `nexrad:moments`; other names include the part.
-        "bands": moment_bands(end.moments or radial.moments) or None,
+        "bands": nexrad_radar.moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),
         "nexrad:elevations": (angles if end.radial else None) or None,
