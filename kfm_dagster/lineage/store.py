@@ -25,16 +25,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.batches import (
-    BACKEND,
-    FILES,
-    Failing,
-    LineageBatches,
-    LineageFiles,
-    Undelivered,
-    backlog,
-    batch_id_of,
-)
+from kfm_dagster.lineage import batches
 from kfm_dagster.lineage.delivery import BackendDelivery, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.noted import publish_noted
 from kfm_dagster.lineage.openlineage import event_lines, openlineage_events
@@ -106,7 +97,7 @@ class Lineage:
     def __init__(
         self,
         database: Database,
-        root: str | LineageFiles,
+        root: str | batches.LineageFiles,
         *,
         backend: ClientBackend | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -115,8 +106,8 @@ class Lineage:
         self._database = database
         self._clock = clock
         self._public = public
-        files = LineageFiles.open(root) if isinstance(root, str) else root
-        self._batches = LineageBatches(database, files, deliver=backend is not None, clock=clock)
+        files = batches.LineageFiles.open(root) if isinstance(root, str) else root
+        self._batches = batches.LineageBatches(database, files, deliver=backend is not None, clock=clock)
         outbox = self._batches.outbox
         self._delivery = BackendDelivery(database, outbox, files, backend=backend, clock=clock) if backend else None
 
@@ -176,12 +167,12 @@ class Lineage:
             return str(error)
         return None
 
-    def undelivered(self, *, most: int = 20) -> Undelivered:
+    def undelivered(self, *, most: int = 20) -> batches.Undelivered:
         """Return lineage that waits for root or backend, and the batches with most failures."""
         with self._database.snapshot() as tx:
-            waiting = backlog(tx)
-            failing = tx.rows(Failing, "lineage.failing", most=most)
-        return Undelivered(files=waiting[FILES], backend=waiting[BACKEND], failing=failing)
+            waiting = batches.backlog(tx)
+            failing = tx.rows(batches.Failing, "lineage.failing", most=most)
+        return batches.Undelivered(files=waiting[batches.FILES], backend=waiting[batches.BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
         """Return OpenLineage runs and PROV activities of a record's valid revisions, oldest first."""
@@ -252,7 +243,7 @@ class Lineage:
     ) -> None:
         rows = [[unit.wal_id, unit.revision, unit.lineage_id(path), unit.registered_sha256] for unit in units]
         packed = orjson.dumps(rows)
-        batch_id = batch_id_of(orjson.dumps([path, run.run_id]) + packed)
+        batch_id = batches.batch_id_of(orjson.dumps([path, run.run_id]) + packed)
         inserted = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
         ours = set(inserted)  # another worker has recorded the other units
         if not ours:

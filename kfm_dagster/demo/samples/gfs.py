@@ -13,18 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from itertools import islice, product
 
-from kfm_dagster.demo.samples.grib2_messages import (
-    Field,
-    GridSection,
-    Origin,
-    assembled,
-    at_hour,
-    full_hour,
-    gaussian_grid,
-    lat_lon_grid,
-    message,
-    over_hours,
-)
+from kfm_dagster.demo.samples import grib2_messages as grib2
 
 BUCKET = "noaa-gfs-bdp-pds"
 CYCLES = (0, 6, 12, 18)
@@ -38,40 +27,40 @@ WAVES = (("atlocn", "0p16"), ("global", "0p25"))
 OBJECTS_PER_DAY = len(CYCLES) * len(LEADS) * (len(PRODUCTS) + len(WAVES))
 
 # Generating processes (NCEP ON388, table A) 96: GFS; 11: its wave model.
-_ATMOSPHERE, _WAVE = Origin(process=(2, 0, 96, 0, 0)), Origin(process=(2, 0, 11, 0, 0))
+_ATMOSPHERE, _WAVE = grib2.Origin(process=(2, 0, 96, 0, 0)), grib2.Origin(process=(2, 0, 11, 0, 0))
 _COMMON = (
-    Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surface=(101, 0), value=101_325.0),
-    Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
-    Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
+    grib2.Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surface=(101, 0), value=101_325.0),
+    grib2.Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
+    grib2.Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
 )
 _LESS_COMMON = (
-    Field(name="HGT", level="1 mb", parameter=(0, 3, 5), surface=(100, 100), value=47_800.0),
-    Field(name="TMP", level="1 mb", parameter=(0, 0, 0), surface=(100, 100), value=265.0),
+    grib2.Field(name="HGT", level="1 mb", parameter=(0, 3, 5), surface=(100, 100), value=47_800.0),
+    grib2.Field(name="TMP", level="1 mb", parameter=(0, 0, 0), surface=(100, 100), value=265.0),
 )
 _FLUXES = (
-    Field(name="TMP", level="surface", parameter=(0, 0, 0), surface=(1, 0), value=287.0),
-    Field(name="WEASD", level="surface", parameter=(0, 1, 13), surface=(1, 0), value=0.0),
+    grib2.Field(name="TMP", level="surface", parameter=(0, 0, 0), surface=(1, 0), value=287.0),
+    grib2.Field(name="WEASD", level="surface", parameter=(0, 1, 13), surface=(1, 0), value=0.0),
 )
 _FIELDS = {"pgrb2": _COMMON, "pgrb2b": _LESS_COMMON, "pgrb2full": _COMMON + _LESS_COMMON, "sfluxgrb": _FLUXES}
 _SEA = (
-    Field(name="WIND", level="surface", parameter=(0, 2, 1), surface=(1, 1), value=8.0),
-    Field(name="HTSGW", level="surface", parameter=(10, 0, 3), surface=(1, 1), value=2.5),
-    Field(name="PERPW", level="surface", parameter=(10, 0, 11), surface=(1, 1), value=9.0),
+    grib2.Field(name="WIND", level="surface", parameter=(0, 2, 1), surface=(1, 1), value=8.0),
+    grib2.Field(name="HTSGW", level="surface", parameter=(10, 0, 3), surface=(1, 1), value=2.5),
+    grib2.Field(name="PERPW", level="surface", parameter=(10, 0, 11), surface=(1, 1), value=9.0),
 )
 
 _NORTH, _SOUTH = 90_000_000, 0x80000000 | 90_000_000
 GRIDS = {
     # The definitions of real objects, byte for byte, except for 0.5 and 1 degree, which are made in the same manner.
-    "0p25": lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000),
-    "0p50": lat_lon_grid(720, 361, first=(_NORTH, 0), last=(_SOUTH, 359_500_000), step=500_000),
-    "": gaussian_grid(3072, 1536, north=89_910_324, east=359_882_813, step=117_188),
-    "1p00": lat_lon_grid(360, 181, first=(_NORTH, 0), last=(_SOUTH, 359_000_000), step=1_000_000),
+    "0p25": grib2.lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000),
+    "0p50": grib2.lat_lon_grid(720, 361, first=(_NORTH, 0), last=(_SOUTH, 359_500_000), step=500_000),
+    "": grib2.gaussian_grid(3072, 1536, north=89_910_324, east=359_882_813, step=117_188),
+    "1p00": grib2.lat_lon_grid(360, 181, first=(_NORTH, 0), last=(_SOUTH, 359_000_000), step=1_000_000),
 }
 _WAVE_GRIDS = {
-    "atlocn": lat_lon_grid(
+    "atlocn": grib2.lat_lon_grid(
         301, 331, first=(55_000_000, 260_000_000), last=(0, 310_000_000), step=166_667, angle=(0, 0)
     ),
-    "global": lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000, angle=(0, 0)),
+    "global": grib2.lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000, angle=(0, 0)),
 }
 
 
@@ -118,13 +107,15 @@ def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _cycle(run: datetime) -> datetime:
-    utc = full_hour(run)
+    utc = grib2.full_hour(run)
     if utc.hour not in CYCLES:
         raise ValueError(f"GFS has no cycle of {utc:%H} UTC")
     return utc
 
 
-def _made(fields: tuple[Field, ...], origin: Origin, grid: GridSection, run: datetime, lead: int) -> tuple[bytes, str]:
-    steps = [(field, over_hours(0, lead) if field.accumulated else at_hour(lead)) for field in fields]
-    messages = ((field, step, message(field, step, run=run, origin=origin, grid=grid)) for field, step in steps)
-    return assembled(messages, run=run)
+def _made(
+    fields: tuple[grib2.Field, ...], origin: grib2.Origin, grid: grib2.GridSection, run: datetime, lead: int
+) -> tuple[bytes, str]:
+    steps = [(field, grib2.over_hours(0, lead) if field.accumulated else grib2.at_hour(lead)) for field in fields]
+    messages = ((field, step, grib2.message(field, step, run=run, origin=origin, grid=grid)) for field, step in steps)
+    return grib2.assembled(messages, run=run)

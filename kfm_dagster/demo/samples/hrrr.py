@@ -11,19 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from itertools import islice, product
 
-from kfm_dagster.demo.samples.grib2_messages import (
-    DrawnValues,
-    Field,
-    ForecastStep,
-    Origin,
-    assembled,
-    at_hour,
-    at_minute,
-    full_hour,
-    message,
-    over_hours,
-    projected_grid,
-)
+from kfm_dagster.demo.samples import grib2_messages as grib2
 
 BUCKET = "noaa-hrrr-bdp-pds"
 REGIONS = ("conus", "alaska")
@@ -34,40 +22,40 @@ MAX_LEAD = 99
 OBJECTS_PER_DAY = 24 * (MAX_LEAD + 1) * len(PRODUCTS) * len(REGIONS)
 
 # Generating process 83: HRRR.
-_ORIGIN = Origin(process=(2, 0, 83, 0, 0))
-_GUST = Field(name="GUST", level="surface", parameter=(0, 2, 22), surface=(1, 0), value=7.0)
-_FIELDS: dict[str, tuple[Field, ...]] = {
+_ORIGIN = grib2.Origin(process=(2, 0, 83, 0, 0))
+_GUST = grib2.Field(name="GUST", level="surface", parameter=(0, 2, 22), surface=(1, 0), value=7.0)
+_FIELDS: dict[str, tuple[grib2.Field, ...]] = {
     "sfc": (
-        Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
+        grib2.Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
         _GUST,
-        Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
+        grib2.Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
     ),
     "prs": (
-        Field(name="HGT", level="500 mb", parameter=(0, 3, 5), surface=(100, 50_000), value=5600.0),
-        Field(name="TMP", level="500 mb", parameter=(0, 0, 0), surface=(100, 50_000), value=255.0),
-        Field(name="RH", level="500 mb", parameter=(0, 1, 1), surface=(100, 50_000), value=40.0),
+        grib2.Field(name="HGT", level="500 mb", parameter=(0, 3, 5), surface=(100, 50_000), value=5600.0),
+        grib2.Field(name="TMP", level="500 mb", parameter=(0, 0, 0), surface=(100, 50_000), value=255.0),
+        grib2.Field(name="RH", level="500 mb", parameter=(0, 1, 1), surface=(100, 50_000), value=40.0),
     ),
     "nat": (
-        Field(name="PRES", level="1 hybrid level", parameter=(0, 3, 0), surface=(105, 1), value=98_000.0),
-        Field(name="TMP", level="1 hybrid level", parameter=(0, 0, 0), surface=(105, 1), value=287.0),
-        Field(name="SPFH", level="1 hybrid level", parameter=(0, 1, 0), surface=(105, 1), value=0.008),
+        grib2.Field(name="PRES", level="1 hybrid level", parameter=(0, 3, 0), surface=(105, 1), value=98_000.0),
+        grib2.Field(name="TMP", level="1 hybrid level", parameter=(0, 0, 0), surface=(105, 1), value=287.0),
+        grib2.Field(name="SPFH", level="1 hybrid level", parameter=(0, 1, 0), surface=(105, 1), value=0.008),
     ),
 }
 _DRAWN = {
-    "TMP": DrawnValues(lowest=255.0, exponent=-1),
-    "GUST": DrawnValues(lowest=0.0, exponent=-3),
-    "APCP": DrawnValues(lowest=0.0, exponent=-2),
-    "HGT": DrawnValues(lowest=5400.0, exponent=2),
-    "RH": DrawnValues(lowest=20.0, exponent=-1),
-    "PRES": DrawnValues(lowest=96_000.0, exponent=5),
-    "SPFH": DrawnValues(lowest=0.001, exponent=-13),
+    "TMP": grib2.DrawnValues(lowest=255.0, exponent=-1),
+    "GUST": grib2.DrawnValues(lowest=0.0, exponent=-3),
+    "APCP": grib2.DrawnValues(lowest=0.0, exponent=-2),
+    "HGT": grib2.DrawnValues(lowest=5400.0, exponent=2),
+    "RH": grib2.DrawnValues(lowest=20.0, exponent=-1),
+    "PRES": grib2.DrawnValues(lowest=96_000.0, exponent=5),
+    "SPFH": grib2.DrawnValues(lowest=0.001, exponent=-13),
 }
 _QUARTERS = (45, 30, 15, 0)
 """Times when fields of the sub-hourly product are valid, in minutes before the lead."""
 
 _GRIDS = {
     # The definition of the real CONUS objects, byte for byte.
-    "conus": projected_grid(
+    "conus": grib2.projected_grid(
         1799,
         1059,
         template=30,
@@ -77,7 +65,7 @@ _GRIDS = {
         spacing=3_000_000,
     ),
     # As wgrib2 prints it for real Alaska objects: nps:225:60 185.117126:1299:3000 41.612949:919:3000.
-    "alaska": projected_grid(
+    "alaska": grib2.projected_grid(
         1299,
         919,
         template=20,
@@ -97,15 +85,15 @@ def make_hrrr(
     `run` is aware, on a full hour; `lead` in hours. Fields are constant, unless `drawn` for a picture.
     Raises ValueError for a combination without a key.
     """
-    utc = full_hour(run)
+    utc = grib2.full_hour(run)
     if not 0 <= lead <= MAX_LEAD or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no HRRR key for lead {lead}, product {product!r}, region {region!r}")
-    content, index = assembled(
+    content, index = grib2.assembled(
         (
             (
                 field,
                 step,
-                message(
+                grib2.message(
                     field,
                     step,
                     run=utc,
@@ -123,13 +111,13 @@ def make_hrrr(
     return key, content, index
 
 
-def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
+def _steps(product: str, lead: int) -> Iterator[tuple[grib2.Field, grib2.ForecastStep]]:
     if product == "subh":
         # The first file of a run has the analysis only.
-        yield from ((_GUST, at_minute(lead * 60 - before)) for before in (_QUARTERS if lead else (0,)))
+        yield from ((_GUST, grib2.at_minute(lead * 60 - before)) for before in (_QUARTERS if lead else (0,)))
         return
     for field in _FIELDS[product]:
-        yield field, over_hours(0, lead) if field.accumulated else at_hour(lead)
+        yield field, grib2.over_hours(0, lead) if field.accumulated else grib2.at_hour(lead)
 
 
 def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:

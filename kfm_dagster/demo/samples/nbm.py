@@ -11,18 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from itertools import islice, product
 
-from kfm_dagster.demo.samples.grib2_messages import (
-    Field,
-    ForecastStep,
-    Origin,
-    assembled,
-    at_hour,
-    full_hour,
-    mercator_grid,
-    message,
-    over_hours,
-    projected_grid,
-)
+from kfm_dagster.demo.samples import grib2_messages as grib2
 
 BUCKET = "noaa-nbm-grib2-pds"
 REGIONS = ("co", "hi")
@@ -31,15 +20,15 @@ LEADS = (*range(1, 37), *range(39, 193, 3), *range(198, 265, 6))
 OBJECTS_PER_DAY = 24 * len(LEADS) * len(PRODUCTS) * len(REGIONS)
 
 # Sub-centre 14 (MDL), no local tables of its own; generating process 104: the blend. The cut-off is missing.
-_ORIGIN = Origin(subcentre=14, tables=(1, 1), process=(2, 255, 104, 0xFFFF, 255))
+_ORIGIN = grib2.Origin(subcentre=14, tables=(1, 1), process=(2, 255, 104, 0xFFFF, 255))
 _EARTH = b"\x01" + struct.pack(">BIBIBI", 0, 6_371_200, 255, 255, 255, 255)
 _CORE = (
-    Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
-    Field(name="DPT", level="2 m above ground", parameter=(0, 0, 6), surface=(103, 2), value=281.0),
-    Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
+    grib2.Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0),
+    grib2.Field(name="DPT", level="2 m above ground", parameter=(0, 0, 6), surface=(103, 2), value=281.0),
+    grib2.Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True),
 )
 _QUANTILES = tuple(
-    Field(
+    grib2.Field(
         name="APCP",
         level="surface",
         parameter=(0, 1, 8),
@@ -56,7 +45,7 @@ _SUMMED_HOURS = {"core": 1, "qmd": 6}
 
 _GRIDS = {
     # The definition of a real CONUS object, byte for byte.
-    "co": projected_grid(
+    "co": grib2.projected_grid(
         2345,
         1597,
         template=30,
@@ -70,7 +59,7 @@ _GRIDS = {
         pole=0x80000000 | 90_000_000,
     ),
     # NCEP grid 196, which the National Digital Forecast Database has for Hawaii, too.
-    "hi": mercator_grid(
+    "hi": grib2.mercator_grid(
         321,
         225,
         first=(18_072_699, 198_474_999),
@@ -87,12 +76,12 @@ def make_nbm(*, run: datetime, lead: int, product: str = "core", region: str = "
 
     `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
     """
-    utc = full_hour(run)
+    utc = grib2.full_hour(run)
     if lead not in LEADS or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no NBM key for lead {lead}, product {product!r}, region {region!r}")
-    content, index = assembled(
+    content, index = grib2.assembled(
         (
-            (field, step, message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region]))
+            (field, step, grib2.message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region]))
             for field, step in _steps(product, lead)
         ),
         run=utc,
@@ -101,10 +90,10 @@ def make_nbm(*, run: datetime, lead: int, product: str = "core", region: str = "
     return key, content, index
 
 
-def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
+def _steps(product: str, lead: int) -> Iterator[tuple[grib2.Field, grib2.ForecastStep]]:
     begin = max(0, lead - _SUMMED_HOURS[product])
     for field in _FIELDS[product]:
-        yield field, over_hours(begin, lead) if field.accumulated else at_hour(lead)
+        yield field, grib2.over_hours(begin, lead) if field.accumulated else grib2.at_hour(lead)
 
 
 def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:

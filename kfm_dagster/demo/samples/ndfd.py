@@ -9,63 +9,52 @@ import struct
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 
-from kfm_dagster.demo.samples.grib2_messages import (
-    EnsembleRole,
-    Field,
-    ForecastStep,
-    Origin,
-    at_hour,
-    full_hour,
-    mercator_grid,
-    message,
-    over_hours,
-    projected_grid,
-)
+from kfm_dagster.demo.samples import grib2_messages as grib2
 
 BUCKET = "noaa-ndfd-pds"
 
 # Centre 8 (NWS Telecommunications Gateway); sub-centre and generating process are missing.
-_ORIGIN = Origin(centre=8, subcentre=0xFFFF, tables=(1, 0), significance=0, process=(2, 0, 0, 0xFFFF, 255))
+_ORIGIN = grib2.Origin(centre=8, subcentre=0xFFFF, tables=(1, 0), significance=0, process=(2, 0, 0, 0xFFFF, 255))
 _EARTH = b"\x01" + struct.pack(">BIBIBI", 0, 6_371_200, 0, 0, 0, 0)
 _GRIDS = {
     # The definitions of real objects.
-    "conus": projected_grid(
+    "conus": grib2.projected_grid(
         2145, 1377, template=30, first=(20_191_999, 238_445_999), true_at=25_000_000, meridian=265_000_000,
         spacing=2_539_703, earth=_EARTH, flags=0, scan=0x50, pole=0x80000000 | 90_000_000,
     ),
-    "oceanic": mercator_grid(
+    "oceanic": grib2.mercator_grid(
         2517, 1793, first=(0x80000000 | 30_419_200, 129_906_005), last=(80_010_000, 10_710_000), true_at=20_000_000,
         spacing=10_000_000, earth=_EARTH, scan=0x50,
     ),
 }  # fmt: skip
-_ABOVE_A_HUNDREDTH_INCH = EnsembleRole(
+_ABOVE_A_HUNDREDTH_INCH = grib2.EnsembleRole(
     # Number and total of probabilities are missing. Type 1: above the upper limit, which is 254 * 10^-3.
     template=5, octets=struct.pack(">BBBBIBI", 255, 255, 1, 0x82, 0, 3, 254), text="prob >0.254",
 )  # fmt: skip
 _HALF_DAYS = ((2, 14), (26, 38), (50, 62), (74, 86))
-_ELEMENTS: dict[str, tuple[str, Field, tuple[ForecastStep, ...]]] = {
+_ELEMENTS: dict[str, tuple[str, grib2.Field, tuple[grib2.ForecastStep, ...]]] = {
     "maxt": (
         "conus",
-        Field(name="TMAX", level="surface", parameter=(0, 0, 4), surface=(1, 0), value=295.0),
-        tuple(over_hours(*hours, "max") for hours in _HALF_DAYS),
+        grib2.Field(name="TMAX", level="surface", parameter=(0, 0, 4), surface=(1, 0), value=295.0),
+        tuple(grib2.over_hours(*hours, "max") for hours in _HALF_DAYS),
     ),
     "minrh": (
         "conus",
-        Field(name="MINRH", level="2 m above ground", parameter=(0, 1, 198), surface=(103, 2), value=40.0),
-        tuple(over_hours(*hours, "min") for hours in _HALF_DAYS[:2]),
+        grib2.Field(name="MINRH", level="2 m above ground", parameter=(0, 1, 198), surface=(103, 2), value=40.0),
+        tuple(grib2.over_hours(*hours, "min") for hours in _HALF_DAYS[:2]),
     ),
     "pop12": (
         "conus",
-        Field(
+        grib2.Field(
             name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=20.0,
             ensemble=_ABOVE_A_HUNDREDTH_INCH,
         ),
-        tuple(over_hours(*hours) for hours in _HALF_DAYS),
+        tuple(grib2.over_hours(*hours) for hours in _HALF_DAYS),
     ),
     "waveh": (
         "oceanic",
-        Field(name="WVHGT", level="surface", parameter=(10, 0, 5), surface=(1, 0), value=2.0),
-        tuple(at_hour(lead) for lead in (2, 8, 14)),
+        grib2.Field(name="WVHGT", level="surface", parameter=(10, 0, 5), surface=(1, 0), value=2.0),
+        tuple(grib2.at_hour(lead) for lead in (2, 8, 14)),
     ),
 }  # fmt: skip
 """Region, field and steps of elements, by the name in the key."""
@@ -78,12 +67,12 @@ def make_ndfd(*, issued: datetime, element: str) -> tuple[str, bytes]:
     `issued` is aware, on a full hour. As in the bucket, the object and each of its messages begin with a separator,
     which has the number of bytes that follow, and a WMO heading.
     """
-    utc = full_hour(issued)
+    utc = grib2.full_hour(issued)
     region, field, steps = _ELEMENTS[element]
     parts = []
     for number, step in enumerate(steps):
         bulletin = f"\nYGUB{number:02d} KWBN {utc:%d%H%M}\r\r\n".encode()
-        bulletin += message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region])
+        bulletin += grib2.message(field, step, run=utc, origin=_ORIGIN, grid=_GRIDS[region])
         parts.append(_separator(len(bulletin) - 1) + bulletin)
     content = f"\nYGUZ98 KWBN {utc:%d%H%M}\r\r\n".encode() + b"".join(parts)
     key = f"opnl/AR.{region}/VP.001-003/ds.{element}.bin"

@@ -15,18 +15,7 @@ from typing import Any, Protocol
 
 from kfm_dagster.contracts.identity import MATCHES_ASKED, SHORTEST_PREFIX, whole_id
 from kfm_dagster.errors import UnknownNameError
-from kfm_dagster.exports.explanations.run_report import (
-    AFTER_ALL,
-    UNDER_OTHER_INPUTS,
-    FailingGate,
-    NodeAccount,
-    RunReport,
-    StepResult,
-    Window,
-    node_account,
-    node_accounts,
-    units_by_end,
-)
+from kfm_dagster.exports.explanations import run_report
 from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import utc_now
@@ -68,7 +57,7 @@ class Explanations:
     run_states: RunStateStore
     reexecutions: Reexecutions | None = None
 
-    def explain(self, run: str) -> RunReport:
+    def explain(self, run: str) -> run_report.RunReport:
         """Return the report of a run, by its id, its root run's id, a unique prefix, or `latest`.
 
         A wal_id means the run that last changed the unit; an Item's id means the run that wrote the current Item.
@@ -76,21 +65,21 @@ class Explanations:
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
-        window = Window()
+        window = run_report.Window()
         if reexecution:
             # A queued re-execution has not worked yet.
-            since, until = reexecution.started_at or AFTER_ALL, reexecution.ended_at or AFTER_ALL
-            window = Window(since=since, until=until)
-        accounts = node_accounts(self.run_states.of_run(root), self._intents(root), window)
+            since, until = reexecution.started_at or run_report.AFTER_ALL, reexecution.ended_at or run_report.AFTER_ALL
+            window = run_report.Window(since=since, until=until)
+        accounts = run_report.node_accounts(self.run_states.of_run(root), self._intents(root), window)
         audit = AuditLog(self.database, clock=utc_now)
         lines = {account.stage: audit.of_stage(root, account.stage) for account in accounts}
         nodes = [_audited(node, lines[node.stage], window) for node in accounts]
-        return RunReport(
+        return run_report.RunReport(
             run_id=run_id,
             root_run_id=root,
             reexecutions=[account.run_id for account in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
-            units=units_by_end(nodes),
+            units=run_report.units_by_end(nodes),
             failing_gates=[gate for stage, entries in lines.items() for gate in _failing_gates(stage, entries)],
         )
 
@@ -99,11 +88,11 @@ class Explanations:
         run_id, reexecution = self._resolve(run)
         return reexecution.root_run_id if reexecution else run_id
 
-    def node(self, dataset_id: str, run_id: str) -> NodeAccount:
+    def node(self, dataset_id: str, run_id: str) -> run_report.NodeAccount:
         """Return a node's account under a root run's id."""
         state = self.run_states.get(dataset_id, run_id)
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
-        return node_account(dataset_id, state, intents, Window())
+        return run_report.node_account(dataset_id, state, intents, run_report.Window())
 
     def _intents(self, run_id: str) -> list[Any]:
         with self.database.snapshot() as tx:
@@ -142,23 +131,25 @@ class Explanations:
         return str(row.run_id)
 
 
-def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
+def _audited(
+    node: run_report.NodeAccount, lines: Sequence[Mapping[str, Any]], window: run_report.Window
+) -> run_report.NodeAccount:
     """Add the audit's facts: the attempts, or that the success was under other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
-    if node.fate is StepResult.RAN and attempts > 1:
+    if node.fate is run_report.StepResult.RAN and attempts > 1:
         return replace(node, attempts=attempts, did=f"{node.did}, in {attempts} attempts")
     if node.cause is SkipCause.ALREADY_SUCCEEDED and any(line["event"] == SkipCause.OTHER_INPUTS for line in within):
-        return replace(node, cause=SkipCause.OTHER_INPUTS, why=UNDER_OTHER_INPUTS)
+        return replace(node, cause=SkipCause.OTHER_INPUTS, why=run_report.UNDER_OTHER_INPUTS)
     return node
 
 
-def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[FailingGate]:
+def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[run_report.FailingGate]:
     """Yield the gates that did not pass in the last attempt of a stage."""
     for line in lines:
         details, last = line["details"], lines[-1]["attempt"]
         if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":
-            yield FailingGate(
+            yield run_report.FailingGate(
                 stage=stage,
                 gate=f"{line['event']} {Gate(line['event']).words}",
                 outcome=details["outcome"],
