@@ -61,7 +61,7 @@ for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (sign
 # pytest-xdist sets a width for its workers, which would change the tables of commands.
 os.environ.pop("COLUMNS", None)
 
-# Frequent collections would repeatedly scan every module and thousands of collected tests.
+# Frequent garbage collections would scan the objects of every module and of thousands of tests.
 collect_rarely()
 
 scratch.use_memory()  # before pytest or a test module creates a temporary folder
@@ -80,7 +80,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests with `database_url` on both databases, or only on SQLite if marked `one_database`.
 
-    The tests in integration/ test Python code, so one database suffices (integration/test_statements.py).
+    The tests in integration/ test Python code, so SQLite suffices: integration/test_statements.py has the SQL.
     """
     if "database_url" not in metafunc.fixturenames:
         return

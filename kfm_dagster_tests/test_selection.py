@@ -1,4 +1,4 @@
-"""The selection of tests: its table names existing tests and paths, and only base and paths decide."""
+"""The selection of tests: its table names existing tests and paths; only it and the changed paths decide what runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_the_table_names_tests_and_paths_that_exist() -> None:
         (None, {"test_kill.py::test_x[2]", "test_rule.py::test_y[postgresql-3]"}),
     ],
 )
-def test_a_run_leaves_out_walks_and_repetitions_of_unchanged_paths(changed: set[str] | None, more: set[str]) -> None:
+def test_a_run_leaves_out_the_walks_and_postgresql_repetitions_of_unchanged_paths(
+    changed: set[str] | None, more: set[str]
+) -> None:
     paths = None if changed is None else frozenset(changed)
     chosen = Selection(walks=(KILLS,), twins=REPEATED, base="0" * 40, changed=paths)
     runs = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if not chosen.leaves_out(nodeid, NODES)}

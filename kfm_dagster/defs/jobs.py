@@ -35,7 +35,7 @@ PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
 EVIDENCE_JOB = "nodd_evidence"
 LISTED_DAILY = "40 6 * * *"
-"""Not on the full hour, when most jobs start. Late enough for GFS, whose last files settle within six hours."""
+"""Not on the full hour, when most jobs start. Late enough for GFS, whose objects are expected within six hours."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """Manual runs and backfills in the UI list a day, so they are bulk work. The sensors set the lane of their runs."""
@@ -81,7 +81,7 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
 
 
 def evidence_job() -> dg.JobDefinition:
-    """Return the job that collects evidence, so that a silent store delays no tick and no run."""
+    """Return the job that collects evidence; if its store is down, no tick and no ingest waits."""
 
     @dg.op(
         name="collect_evidence",
@@ -125,8 +125,8 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
         cron_schedule=LISTED_DAILY,
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Lists the bucket for the last day that should be complete, and ingests missing objects of "
-        f"{contract.metadata.title}. Switched off, because messages announce each object, and kfm reconcile fetches "
-        "single gaps.",
+        f"{contract.metadata.title}. Switched off, because messages announce each object, and kfm reconcile "
+        "--repair records single missing objects.",
     )
     def list_last_day(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         at = context.scheduled_execution_time
@@ -177,7 +177,7 @@ def retention_job() -> dg.JobDefinition:
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the daily schedule, switched on; like the sensors, it keeps its resource."""
+    """Return the daily schedule, switched on; like the sensors, it is given its resource."""
 
     @dg.schedule(
         name="nodd_retention",

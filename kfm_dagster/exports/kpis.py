@@ -39,7 +39,7 @@ _ATTEMPTS = pa.schema(
 
 
 class Kpi(NamedTuple):
-    """The definition of a KPI, and its source: volume, version, anchor."""
+    """The definition of a KPI, and its source: document, version, place in the document."""
 
     definition: str
     citation: str
@@ -58,11 +58,11 @@ KPIS: Mapping[str, Kpi] = {
     "retry_count": Kpi(definition="retried stages", citation=f"{_CARD}, section VI"),
     "replay_count": Kpi(definition="selections and runs replayed", citation=f"{_CARD}, section VII"),
     "idempotency_conflicts": Kpi(
-        definition="triggers repeated with inputs that differ from the first", citation=f"{_CARD}, section V"
+        definition="starts of a stage with other inputs than its previous attempt in the run",
+        citation=f"{_CARD}, section V",
     ),
     "Q_res": Kpi(
-        definition="share of evaluated gates that did not pass, 0 to 1; the card names a robust residual, "
-        "without a formula",
+        definition="share of evaluated gates that did not pass, 0 to 1, as the card's robust residual has no formula",
         citation=f"{_CARD}, section XI; Experimental Protocol Card Template v1.0, chapter 8, G6",
     ),
     "p_dim": Kpi(

@@ -210,9 +210,9 @@ class IdempotentNodes:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
-        """Map partitions to a stage's last output there, unless stage `later` has run since then.
+        """Map partitions to a stage's last output there, if it is not older than `since`.
 
-        A partition is omitted if the output is older than `since`, or if `later` ran there at time `before` or later.
+        A partition is omitted if stage `later` ran there after that output, or at time `before` or later.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:

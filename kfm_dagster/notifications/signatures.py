@@ -83,7 +83,7 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
 
 
 def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> SignedMessage:
-    """Return the signed text and its signer. Raises SignatureError if no topic can have signed."""
+    """Return signed text and signer. Raises SignatureError for a wrong field, topic or URL."""
     lines: list[str] = []
     for name in SIGNED_FIELDS[_text(message, "Type")]:
         if name == _OPTIONAL and message.get(name) is None:

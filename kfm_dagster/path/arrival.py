@@ -231,7 +231,7 @@ def _values_at_fault(path: BeamPath) -> list[str]:
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:
-    """Check that each ell is in its own element: between the sums of d ell before and with it.
+    """Return the faults of the order of ell: each ell must be within its own element d ell.
 
     This holds for the rules of rectangles and trapezoids, and for a Gauss rule by the separation theorem of Chebyshev,
     Markov and Stieltjes (Szego, Orthogonal Polynomials, section 3.41).

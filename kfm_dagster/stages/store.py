@@ -190,6 +190,6 @@ def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -
     raise StageMoveError(
         f"a retry has {difference} than the attempt that failed",
         observed=f"attempt {before.attempt + 1} of {before.stage} in run {before.run_id}",
-        expected="the first attempt's snapshot",
+        expected="the key and the inputs of the attempt before it",
         next_step="start a new run, which reads the present inputs",
     )

@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse an answer that is not the range's part within the object."""
+        """Return the object's size; refuse an answer with other bytes than the range has there."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")

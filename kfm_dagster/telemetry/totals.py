@@ -5,7 +5,7 @@ are from our own vocabularies, so that their number is bounded. A histogram is s
 each class, labelled by the class's upper bound, and the sum of observations. Only transitions of records are counted
 elsewhere.
 Belongs here: the totals, their names and labels, writing and reading them. Does not belong here: the calls that count
-(each in its room), or Prometheus' form (`exports/metrics.py`).
+(in the module that changes what they count), or Prometheus' form (`exports/metrics.py`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Total(StrEnum):
         return member
 
     VALIDATION_ERRORS = (
-        "nodd_sns_validation_errors", "Attempts that ended as failed in their run, by error code.",
+        "nodd_sns_validation_errors", "Attempts that their run settled as failed, by error code.",
         ("dataset", "env", "error_type"), ERROR_CODES,
     )  # fmt: skip
     MESSAGES_PARSED = (
@@ -126,7 +126,7 @@ class Total(StrEnum):
         (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
     )  # fmt: skip
     DEAD_LETTERS = (
-        "nodd_sns_dlq_messages", "Messages found on the dead-letter queue after a receive from another queue.",
+        "nodd_sns_dlq_messages", "Messages found on the dead-letter queue, received from another queue before.",
         ("queue", "env", "dataset"),
     )  # fmt: skip
     DEAD_LETTERS_REPROCESSED = (

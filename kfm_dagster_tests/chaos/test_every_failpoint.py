@@ -57,7 +57,7 @@ def disturbed(tmp_path: Path, database_url: str) -> World:
 
 
 def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
-    """Return a plan with one fault, after a third of the occasions, so that a retry is still possible."""
+    """Return a plan with one fault, after a third of the times that an undisturbed run reaches the failpoint."""
     rule = f"{{name: it, fault: {fault}, failpoint: {failpoint}, nth: {max(1, reached[failpoint] // 3)}}}"
     return f"apiVersion: kfm.nodd.chaos/v1\nrules: [{rule}]"
 

@@ -1,4 +1,4 @@
-"""Passes of the whole chain, in one process, over real queues, objects and lineage backend.
+"""Passes of the whole chain in one process: queues of an SQS server, objects in a folder, lineage that is not sent.
 
 If a fault ends a pass, the next pass continues the work, as sensors and runs would.
 """

@@ -62,7 +62,7 @@ def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipel
 
 @pytest.fixture
 def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: chain.FakeQueue) -> Pipeline:
-    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
+    """A pipeline over `objects` and the database of `database_url`."""
     return make_pipeline(url=database_url, queue=queue)
 
 
@@ -129,7 +129,7 @@ def face(
     retry_backoff_seconds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Face]:
-    """Sensors and jobs over `objects` and `queue`, once on SQLite and once on PostgreSQL."""
+    """Sensors and jobs over `objects`, `queue` and the database of `database_url`."""
     variables = {
         "KFM_HOME": str(tmp_path / "home"),
         "KFM_DATASETS": followed,

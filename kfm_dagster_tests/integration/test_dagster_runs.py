@@ -180,7 +180,7 @@ def test_a_full_reexecution_skips_succeeded_steps_and_changes_nothing(
     assert skipped(reexecuted) == [str(operator) for operator in operators()]
     assert left_by(pipeline) == before
     traces.assert_once(before["events"])
-    # Both units describe their common message, so only its edge is written twice.
+    # The lineage of both succeeded units has the message that announced them, so the message's edge is written twice.
     [(message, _, _)] = [edge for edge, count in before["edges"].items() if count > 1]
     assert sum(edge[1:] == ("used", message) for edge in before["edges"]) == 2
     assert_conserved(pipeline)

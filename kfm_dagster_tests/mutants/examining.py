@@ -107,8 +107,8 @@ def load(folder: Path = RULES) -> list[Mutant]:
 def lost(root: Path, base: str) -> set[str]:
     """Return the rules listed at or after a commit that are now neither listed nor retired.
 
-    A rule is a row's sentence; the row's code may change. Every commit since the base counts, so the result does not
-    depend on which of them is the base.
+    A rule is a row's sentence; the row's code may change. Every commit since the base counts, so a
+    rule that was added after the base and then removed counts, too.
     """
     folder = str(RULES.relative_to(ROOT))
     commits = [base, *git(root, "rev-list", f"{base}..HEAD", "--", folder).split()]
@@ -136,7 +136,7 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Return whether all selected tests ran, or all within the CPU limit."""
+        """Return whether pytest ended normally: with a result, or stopped at the CPU limit."""
         return self.code in {0, TESTS_FAILED} or self.stopped
 
 
@@ -195,7 +195,7 @@ class Copy:
             return first
         further = replace(mutant, test=mutant.further)
         second = self.examine(further, timeout=min(TIMEOUT_SECONDS, left), cpu_seconds=cpu_seconds)
-        # Only a failed test counts, because the many further tests can be stopped early.
+        # The second result counts only with a failed test: without one, the many tests may have been stopped early.
         return second if second.failed and time.monotonic() < end else first
 
     def refusal(self) -> str | None:

@@ -1,8 +1,9 @@
 """The simulated services: SQS with dead letters, the product's stores, and a follower.
 
 Each is a dictionary with only the guarantees of the real service: SQS delivers at least once, in any order, hides a
-message for a time, and moves it to the dead letters after too many receives; a store or a publication may fail.
-There is a point before and after every call. Does not belong here: callers, and the providers' objects (`objects.py`).
+message for a time, and moves it to the dead letters after too many receives; a store or a publication may fail. Most
+calls have a point before and after them, where the scheduler can stop the caller (`scheduling.py`).
+Does not belong here: callers, and the providers' objects (`objects.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ FROM catalog_collections AS collection
 ORDER BY collection.collection_id;
 
 -- name: latest_run
--- The run that last ended a node of a dataset; a run of a release without intents has only records.
+-- The run that last ended a node of a dataset; runs of old releases, without intents, are only in run_state.
 SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state
@@ -119,8 +119,9 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: inputs
 -- The sources of each applied content: another content (source_hash), or an input from outside. An input is another
--- content if it has that content's hash or artifact. If several contents have the same artifact, the source is the
--- content that the same run had before (the nearest of the same dataset), else the first content.
+-- content if it has that content's hash or artifact. If several contents have the same artifact, the source is a
+-- content that the same run applied or skipped before (one of the same dataset first, then the latest), else the content
+-- that was applied first.
 WITH applied AS (
     SELECT wal_id, run_id, content_hash, payload, payload -> 'context' ->> 'dataset' AS dataset
     FROM etl_wal

@@ -58,7 +58,7 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """Key of fixed length that orders the events of an Item for a receiver."""
+        """Key of fixed length, equal for all events of an Item: FIFO queues keep their order."""
         return uuid8(self.collection, self.item_id)
 
     @property

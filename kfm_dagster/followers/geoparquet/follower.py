@@ -4,8 +4,8 @@ A few new Items become a small part. Parts with an updated or withdrawn Item are
 reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
 A day that still gets Items has a few parts, because rewriting a large part for each batch would cost more than the
-batch. When as many changes of other days have followed as the day has Items, its parts are compacted into one part. So
-compaction writes each Item only once, even if several days are filled in parallel.
+batch. Once the catalog has had as many changes since the day's last one as the day has Items, the day's parts are
+compacted into one. So compaction writes each Item only once, even if several days are filled in parallel.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A backfill is stored in the database, so that each tick can continue it. Listed objects are recorded in the bulk lane, a
 chunk per transaction, and the sensor `nodd_ledger` plans the runs of their units. A further day is listed only while
-fewer bulk units are in flight than the live share allows. Succeeded units stay unchanged, and failed units are requeued
-with the reason `backfill`, so repeating a backfill changes nothing else.
+fewer bulk units are in flight than `KFM_LIVE_SHARE` leaves of the limit. Succeeded units stay unchanged, and failed
+units are requeued with the reason `backfill`, so repeating a backfill changes nothing else.
 
 A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset. Its id contains
 the interval and a digest of dataset and day, and the database accepts an id only once. So a day is listed at most once
@@ -145,7 +145,7 @@ class Backfills:
         `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum number of such pairs, and
         `known` returns whether Dagster has a partition of a day; other days wait. If the run of a day died before the
         day was listed, the day is requested again. A further day is requested only while fewer bulk units are in flight
-        than the live share allows.
+        than KFM_LIVE_SHARE leaves of the limit.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
