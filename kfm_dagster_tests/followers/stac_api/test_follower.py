@@ -143,6 +143,7 @@ def test_loading_blocks_no_reader_even_after_pgstac_narrowed_its_partitions(
 ) -> None:
     held: list[str] = []
     counts: list[int] = []
+    loosened: list[int] = []
     run = StacApiTransaction.run
 
     def looking(tx: StacApiTransaction, name: str, **parameters: Any) -> Any:
@@ -152,6 +153,8 @@ def test_loading_blocks_no_reader_even_after_pgstac_narrowed_its_partitions(
             held.extend(row.place for row in api.ask(f"{locks} AND {of_items}"))
             api.ask("SET statement_timeout = '5s'")
             counts.append(len(api.searched(limit=100)))
+        if name == "loosen_partitions":
+            return loosened.append(len(run(tx, name, **parameters).all()))
         return run(tx, name, **parameters)
 
     monkeypatch.setattr(StacApiTransaction, "run", looking)
@@ -163,8 +166,12 @@ def test_loading_blocks_no_reader_even_after_pgstac_narrowed_its_partitions(
     assert row.bound == 1
     write("second", *(goes(number) for number in range(1, 5)), goes(0, day=DAY + timedelta(days=20)))
     following.catch_up([follower])
+    # Only the narrowed partition is widened, and only once.
+    write("third", goes(5))
+    following.catch_up([follower])
+    assert loosened == [0, 1, 0]
     assert held == []
-    assert counts == [0, 1]
+    assert counts == [0, 1, 6]
     assert api.item_ids() == api.catalog_ids()
 
 
