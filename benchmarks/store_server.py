@@ -17,6 +17,7 @@ import hashlib
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from pathlib import Path
@@ -72,7 +73,9 @@ def etag_of(path: Path) -> str:
 def keep_etag(path: Path) -> str:
     """Store a file's ETag with the file, so that servers need not read the file; return the ETag."""
     etag = etag_of(path)
-    os.setxattr(path, _ETAG, etag.encode())
+    # On a file system without such attributes the server reads the file.
+    with suppress(OSError):
+        os.setxattr(path, _ETAG, etag.encode())
     return etag
 
 

@@ -47,7 +47,7 @@ UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
         ),
         "the name of a type",
     ),
-    (m.Arg(keyword=m.Name("timeout"), value=m.Integer()), "seconds, of which one more or less changes nothing"),
+    (m.Arg(keyword=m.Name("timeout"), value=m.Integer()), "seconds; one more or less changes nothing"),
     (m.Assign(targets=[m.AssignTarget(m.Name("__all__"))]), "names are the linter's"),
     (m.If(test=m.Name("TYPE_CHECKING")), "is false at run time"),
 ]
