@@ -1,4 +1,4 @@
-"""Arrival time and phase at the end of a beam (pipeline card, chapter 7, section VIII).
+"""Arrival time and phase at the end of a beam (Pipeline Card Template, chapter 7, section VIII).
 
     T_arr = ( ∫ ( n_eff / c_ref ) d ell )            general
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
@@ -28,11 +28,12 @@ from kfm_dagster.path.refractivity import PathError
 SPEED_OF_LIGHT_M_S = 299_792_458.0
 """In vacuum, exact (SI brochure, 9th edition, section 2.2)."""
 MIN_POINTS = 2
-"""Least number of a path's elements (pipeline card, chapter 7, section II)."""
+"""Least number of a path's elements (Pipeline Card Template, chapter 7, section II)."""
 MIN_INDEX = 1 - 1e-9
 """n_eff of air is at least 1 (ITU-R P.453-14: N >= 0), except for rounding."""
 CLOSURE = 1e-9
-"""Tolerance as a share of the length: for the sum of the elements, and for a point outside its element."""
+"""Tolerance as a share of the path's length: for the sum of the elements, a point outside its element, and the ends of
+the reference window."""
 
 _Step = TypeVar("_Step")
 
@@ -67,7 +68,7 @@ class PathAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseAligned:
-    """Third step: a path with its reference window, where the mean of its phase is zero."""
+    """Third step: a path with its reference window; the mean of the phase over this window is zero."""
 
     aligned: PathAligned
     lambda_ref_m: float
@@ -132,7 +133,7 @@ def align_path(
 
 
 def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m: tuple[float, float]) -> PhaseAligned:
-    """Align the phase after the path: its mean over the reference window is zero.
+    """Align the phase after the path, so that the phase has the mean zero over the reference window.
 
     Raises PathError for an invalid wavelength, and for a window that is empty or splits an element.
     """

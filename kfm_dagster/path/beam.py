@@ -47,7 +47,7 @@ class Geometry(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
-    """A beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); of shape (points,).
+    """A beam as arrays of shape (points,): position gamma(ell), elements d ell, index n_eff(ell).
 
     ell: metres from the antenna along the beam, ascending. d_ell: metres, the element of each ell; the elements sum to
     extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level. n_eff:
@@ -149,8 +149,8 @@ def quadrature(range_m: float, *, splits_m: tuple[float, ...] = (), panel_m: flo
 def _partial_integrals() -> Floats:
     """Return A[i, j]: the integral from -1 to node i of the Lagrange polynomial of node j.
 
-    Shape (nodes, nodes). The polynomial of node j is the sum over k of (k + 1/2) w_j P_k(x_j) P_k; the rule is exact
-    for its coefficients.
+    Shape (nodes, nodes). With Legendre polynomials P_k, the polynomial of node j is the sum over k of (k + 1/2) w_j
+    P_k(x_j) P_k, because the rule integrates its products with P_k exactly.
     """
     nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)
     degrees = np.arange(NODES_PER_PANEL)

@@ -44,8 +44,8 @@ EQUATIONS: Mapping[str, str] = {
     "( 1 / c_ref ) * ( ∫ n_eff d ell )": "T_arr",
     "( 2π / λ_ref ) * ( ∫ n_eff d ell )": "Phi",
 }
-"""Left side of each equation by its right side; both must have the dimension of the quantity on the left (pipeline
-card, chapter 7, section VIII)."""
+"""Left side of each equation by its right side; both must have the dimension of the quantity on the left (Pipeline
+Card Template, chapter 7, section VIII)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +76,8 @@ def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[
 def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry, ...]:
     """Compare the dimensions of every quantity, and of both sides of every equation.
 
-    quantities: numbers or arrays by the names of QUANTITIES. A missing quantity is observed as `missing`, a quantity of
-    another name is expected as `unknown`. A value that is not a pint quantity has no dimension and fails.
+    quantities: numbers or arrays by the names of QUANTITIES. If one of these is missing, its `observed` is `missing`;
+    a quantity of another name has `expected` `unknown`. A value that is not a pint quantity has no dimension and fails.
     """
     import pint  # noqa: PLC0415 - as above
 

@@ -1,7 +1,7 @@
 """Uncertainty of arrival times and phases: covariances from the uncertainties of the inputs.
 
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
-the consequence of a matrix that cannot (gate G7).
+the consequence of a matrix that fails this check (gate G7).
 
 Beams of a volume have the atmosphere and the clock in common; the position of a target within its range gate differs
 by beam. Only time has the uncertainty of the clock, and only phase has the uncertainty of the wavelength.
@@ -34,7 +34,8 @@ class Sigmas:
     """Standard uncertainties of the inputs.
 
     n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the area
-    of the NEXRAD network. range_m: a uniform position within a range gate. clock_s is assumed: 0.1 us, uniform.
+    of the NEXRAD network. range_m: of a uniform position within a range gate. clock_s: of a clock error
+    that is assumed uniform over 0.1 us.
     """
 
     n0: float = 30.0

@@ -99,7 +99,10 @@ class VolumeFacts:
 
     @property
     def lambda_sigma(self) -> float:
-        """Relative standard uncertainty of the wavelength: uniform in _STATED_MHZ, else in the band."""
+        """Relative standard uncertainty of the wavelength, from a uniform error of the frequency.
+
+        The error spans _STATED_MHZ if the frequency is stated, else the band.
+        """
         low, high = BAND_MHZ
         if self.frequency_mhz is None:
             return (high - low) / math.sqrt(12) / ((high + low) / 2)
@@ -237,7 +240,7 @@ def _beams(
 ) -> tuple[tuple[BeamPath, ...], Floats, Floats]:
     """Return the traced beams, the covariance of their optical paths in m^2, and the residuals.
 
-    window_m: the reference window, the first range gate; panels are multiples of its length.
+    window_m: the reference window, the first range gate; no panel of a returned beam exceeds _PANEL_GATES such gates.
     """
 
     def traced(profile: Profile, *, panel_m: float = PANEL_M) -> tuple[BeamPath, ...]:
