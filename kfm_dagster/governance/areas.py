@@ -112,12 +112,12 @@ def load_areas(settings: Settings) -> SensitiveAreas:
 
 
 def salt_of(settings: Settings) -> bytes:
-    """Return the secret salt of displacements; empty if not set."""
+    """Return the secret salt by which method donut displaces locations; empty if not set."""
     return settings.masking_salt.get_secret_value().encode() if settings.masking_salt else b""
 
 
 def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse unreadable areas and a displacement without a salt. Raises ConfigurationError."""
+    """Refuse unreadable areas, and method donut without a long salt. Raises ConfigurationError."""
     declared = {contract.id: contract.governance.masking for contract in registry}
     declared |= {f"area {area.name}": area.masking for area in load_areas(settings)}
     displaced = [name for name, masking in declared.items() if masking and masking.method == "donut"]

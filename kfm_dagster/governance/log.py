@@ -143,7 +143,7 @@ class GovernanceEntry:
     approved_by: str | None = None
 
     change: str | None = field(init=False)
-    """The allowed change, in words."""
+    """The transition that the entry allows, or the end of the kill switch that it turns on; None for other entries."""
 
     def __post_init__(self) -> None:
         change = None

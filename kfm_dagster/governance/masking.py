@@ -76,8 +76,8 @@ def masked_location(masking: Masking, site: str, location: ExactLocation, *, sal
     A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance come from HMAC-SHA256
     of the site's id under a salt, uniform over the ring's area. The centre of the H3 cell (`anchor_resolution`) is
     displaced instead of the site. Otherwise a corrected coordinate would move the shown point equally, and a person who
-    learns the displacement would know the site to the metre. The ring is narrowed by the cell's radius, so the distance
-    from the site itself keeps its bounds. The group of a displaced point is a pseudonym of the site.
+    learns the displacement would know the site to the metre. The ring is narrowed by the cell's radius, so these
+    bounds also hold for the distance from the site itself. The group of a displaced point is a pseudonym of the site.
 
     The salt is a secret of the deployment: no parameter, hash, record or repr contains it. Another salt moves every
     shown location, and publishing a site under two salts narrows down its location. Raises ConfigurationError for a
@@ -303,6 +303,6 @@ class MaskingDecision:
         return [masking, requester, *entities]
 
     def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
-        """Write the log's entry, in the transaction that makes the masked output durable."""
+        """Write the log's entry; `tx` must be the transaction that makes the masked output durable."""
         content = {"method": self.method, "parameters": dict(self.parameters), **(details or {})}
         log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=content, tx=tx)

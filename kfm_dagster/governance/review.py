@@ -156,7 +156,7 @@ class OverrideReview:
         if settings.env is not Environment.PROD:
             return False
         row = {"value": settings.env, "at": self._clock(), "actor": settings.worker_id}
-        tx.run("deployment.add", fact="environment", reason="its processes work here", **row)
+        tx.run("deployment.add", fact="environment", reason="processes of this environment work here", **row)
         return True
 
     def _open(self, proposal_id: int, tx: Transaction) -> Proposal:

@@ -94,7 +94,7 @@ def hard_fails(unit: Envelope) -> bool:
 
 
 def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
-    """Return a unit's end of embargo; days count from the latest end in key and header."""
+    """Return the end of a unit's embargo; days count from the latest time in key and header."""
     if embargo.until is not None:
         return embargo.until
     observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])
