@@ -54,7 +54,7 @@ def answering(what: str, setting: str) -> Iterator[None]:
     """Translate the errors of a store; the environment variable `setting` names the store.
 
     Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it does not answer. Errors about an
-    existing or a missing key propagate unchanged.
+    existing or a missing key, and other OSErrors, propagate unchanged.
     """
     try:
         yield

@@ -49,7 +49,7 @@ MIGRATION_LOCK = 0x6B666D
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
 """Sets the search path of a migration; functions that the migration creates keep this path. PostgreSQL searches
 `pg_temp` first if the path lacks it, and a role's temporary tables would shadow our tables in triggers. So the path
-names it last."""
+names `pg_temp` last."""
 
 
 class Database:
@@ -67,8 +67,8 @@ class Database:
         With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
         database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
-        release, or older and may not be migrated here; NoLedgerError if a `read_only` database has no ledger; and
-        ConfigurationError if the folder of a SQLite file cannot be created.
+        release, of other migrations, or older and may not be migrated here; NoLedgerError if a `read_only` database has
+        no ledger; and ConfigurationError for another kind of database, or a SQLite folder that cannot be created.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only), url)
@@ -158,7 +158,7 @@ class Database:
 
     @staticmethod
     def _applied(tx: Transaction) -> dict[int, tuple[str, str]]:
-        """Return the migrations as `_recorded` does; empty without the table."""
+        """Return the migrations as `_recorded` does; none if the table does not exist."""
         return _recorded(tx) if sa.inspect(tx.connection).has_table("schema_version") else {}
 
     def _look_at_schema(self) -> None:

@@ -1,7 +1,8 @@
 """An SQLAlchemy plugin that keeps connections of a URL open: `...?plugin=kfm_keep`.
 
 Dagster opens a connection for each query to PostgreSQL, and for each connection the server starts a process. A plugin
-is SQLAlchemy's public way to change `create_engine`: `KFM_DAGSTER_DSN` names the plugin. Dagster's classes are kept.
+is SQLAlchemy's public way to change `create_engine`: `KFM_DAGSTER_DSN` names it, and Dagster's own
+storage classes stay in use.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sqlalchemy.pool import QueuePool
 
 
 class KeptConnections(CreateEnginePlugin):
-    """Keeps an idle connection of an engine open, even if its caller names another pool."""
+    """Keeps an idle connection of an engine open, whatever pool `create_engine` is called with."""
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         """Replace the pool in the arguments of `create_engine`."""

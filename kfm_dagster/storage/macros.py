@@ -28,15 +28,15 @@ because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reaso
 | `@locked(t, key, FOR ..., c)` | condition c; first locks the rows that meet c, in the order of their key |
 | `@lock_all('name')` | the statement that serialises transactions |
 | `@indexed_by(i)` | the index that SQLite must use, because its planner chooses another without statistics |
-| `@unless_there(t, b, key, ...)` | the condition that t has no row with b's key, because SQLite's triggers would |
-| | refuse such a row before ON CONFLICT skips it |
+| `@unless_there(t, b, key, ...)` | in SQLite the condition that t has no row with b's key, because triggers would |
+| | refuse such a row before ON CONFLICT skips it; always true in PostgreSQL |
 | `@returned(r.a, ...)` | the list after RETURNING; in SQLite without names of relations |
 | `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | CHECK that t is null or has this form |
 | `@sqlite(...)` | a part of a statement only for SQLite; a comment has the reason |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
 | `@changed(a, ...)` | whether an update changes one of these columns |
 | `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows that meet all conditions. The |
-| | error text is the rule; for a rule `name: id: state` it is `name: id: from > to` |
+| | error text is the rule; if the rule is `name: c: s` with columns c and s, it is `name: value of c: old s > new s` |
 | `@after(trigger, EVENT ON t, when, statement)` | a trigger that runs the statement after a row's event |
 | `@kept(t, rule, (key), ...)` | no row is deleted, or replaced by a row with the same key |
 | `@append_only(t, rule, (key), ...)` | as `@kept`, and no row is changed |
@@ -203,8 +203,9 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     if dialect == "sqlite":
         when = f"WHEN {_all(conditions)}\n" if conditions else ""
         # RAISE takes only a literal before SQLite 3.47. So a text with values is passed as a JSON path: it does not
-        # begin with $, and SQLite refuses such a path with an error that quotes it. The RAISE after it makes SQLite
-        # restore rows that the statement changed earlier, and raises the error if the id, and so the path, is null.
+        # begin with $, and SQLite refuses such a path with an error that quotes it. SQLite then restores rows that the
+        # statement changed earlier, but only if the trigger also has a RAISE. If the id, and so the path, is null,
+        # json_extract gives no error, and the RAISE refuses the row.
         words = f"    SELECT json_extract('{{}}', {_words(event, name, *columns)});\n" if columns else ""
         return f"{head}{when}BEGIN\n{words}    SELECT RAISE(ABORT, '{name}');\nEND;"
     cheap = [condition for condition in conditions if "SELECT" not in condition]
@@ -230,7 +231,7 @@ def _all(conditions: Sequence[str]) -> str:
 
 
 def _words(event: str, name: str, who: str, state: str) -> str:
-    """Return the expression of `name: id: from > to`."""
+    """Return the SQL expression of the text `name: id: old state > new state`."""
     inserted, deleted = event.startswith("INSERT"), event.startswith("DELETE")
     begin = "'null'" if inserted else f"OLD.{state}"
     end = "'null'" if deleted else f"coalesce(NEW.{state}, 'null')"

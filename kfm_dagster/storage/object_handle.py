@@ -146,7 +146,7 @@ class _EmptyRangeError(Exception):
 
 @contextmanager
 def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
-    """Make a request between its failpoints; raise ObjectReadError for errors and odd answers.
+    """Run the block of a request between failpoints; its errors become ObjectReadError.
 
     The text of a client's error is dropped, because it contains URLs, which may be signed. Any other exception of the
     client, caused by an odd answer, becomes an ObjectReadError, too, so that only this object fails, not the

@@ -47,7 +47,7 @@ _RETRIES: RetryConfig = {
     "retry_timeout": timedelta(seconds=2 * REQUEST_SECONDS),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-"""At most two retries, within two request times; afterwards the ledger retries."""
+"""At most two retries, within twice REQUEST_SECONDS; afterwards the ledger retries the unit."""
 
 SIDECAR_BYTES = 256 * 1024
 """First read of a sidecar: every `.idx` of HRRR, GFS, GEFS and NBM is smaller, so one request fetches it whole."""

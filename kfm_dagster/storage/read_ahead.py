@@ -30,7 +30,7 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def keep(self, uri: str, etag: str | None, content: bytes) -> None:
-        """Store an object's first bytes, if it has an ETag that shows a change."""
+        """Store an object's first bytes; without an ETag, which identifies a version, do nothing."""
         if etag is None or not content:
             return
         with self._lock, suppress(OSError):  # a full disk

@@ -63,7 +63,7 @@ class Root:
             return all(_NO_CONTENT.fullmatch(entry["path"]) for page in pages for entry in page)
 
     def mark(self, deployment: str) -> None:
-        """Mark the root unless it is marked; only the first of concurrent processes succeeds."""
+        """Mark the root unless it is marked; of concurrent processes only the first writes the mark."""
         content = json.dumps({"deployment_id": deployment}).encode() + b"\n"
         if self.served and "://" not in self.location:
             # Opening a store creates a folder that no other user may read.

@@ -43,7 +43,7 @@ MAX_RETRIES = 2
 REFUSAL_BYTES = 64 * 1024
 """Limit of an answer if the requested range has fewer bytes, because an error's text may be longer than the range."""
 LISTING_BYTES = 16 * 1024 * 1024
-"""Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
+"""Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and XML tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
 """Placeholder for the time of an object if the store reports none."""
 HEADER_CHARS = 1024
@@ -241,7 +241,7 @@ class S3Bucket:
         return int(text)
 
     def _size_by_range(self, answer: SyncResponse, content: bytes, *, start: int, end: int) -> int:
-        """Return the object's size; refuse an answer with other bytes than the range has there."""
+        """Return the object's size; refuse an answer that has other bytes than the requested range."""
         parts = _CONTENT_RANGE.fullmatch(self._header(answer, "Content-Range") or "")
         if answer.status != 206 or parts is None:
             raise self._odd("another range than was requested")

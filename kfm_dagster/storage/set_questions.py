@@ -1,7 +1,7 @@
-"""Set queries over data in memory: DuckDB, by the named statements of `sql/queries/duckdb`.
+"""Queries over tables in memory, by DuckDB and the named statements of `sql/queries/duckdb`.
 
-DuckDB takes 0.2 s to import, so it is imported on the first query. Does not belong here: the queries (the gates, the
-reports), or anything that is stored.
+DuckDB takes 0.2 s to import, so it is imported on the first query. Does not belong here: the code that asks (gates,
+reports), or stored data.
 """
 
 from __future__ import annotations
