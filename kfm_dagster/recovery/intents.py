@@ -2,9 +2,10 @@
 
     failed intent > its payload > the statuses of its units in the ledger > an action
 
-An intent's batch of claimed units belongs to ended attempts and is never recomputed. Instead the units of the batch are
-requeued, and the next run that claims these units makes the intent obsolete. Any process can repeat a replay safely.
-Does not belong here: nodes outside the chain (`idempotent_node/replay.py`), requeueing units (`replay/engine.py`).
+The attempts that claimed the units of an intent's batch have ended, so the batch is never recomputed. Its units are
+requeued instead, and the next run that claims these units makes the intent obsolete. A replay can safely be repeated by
+any process. Does not belong here: nodes outside the chain (`idempotent_node/replay.py`), requeueing units
+(`replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class IntentRecovery:
                 yield IntentPlan(intent=intent, action=action, why=why, units=tuple(units))
 
     def carry_out(self, plan: IntentPlan) -> IntentPlan:
-        """Carry out a plan, but requeue no unit (a replay does); return the plan after the action.
+        """Carry out a plan except requeueing, which a replay does; return the plan with the outcome.
 
         Raises StageFailedError if a rerun stage fails again, and the errors of store and database.
         """

@@ -1,7 +1,7 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage on a dataset's day; repair.
 
-A comparison only reads. It requires no Item and no lineage of a unit that has not ended yet. It ignores new objects,
-because the message about a new object can still be on its way.
+A comparison only reads. It requires no Item and no lineage of a unit that has not ended yet. It ignores objects younger
+than 15 minutes, because their messages can still be on their way.
 
 A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. With a change
 reference, it also replays the units of lost Items; a replayed unit must give the same result. Objects that are gone
@@ -42,7 +42,7 @@ from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster.storage.publisher import Publisher, open_publisher
 
 ON_ITS_WAY = timedelta(minutes=15)
-"""Perhaps an object younger than this is not announced yet, or its message waits on the queue."""
+"""An object younger than this may not be announced yet, or its message may still wait on the queue."""
 ITEMS_AT_ONCE = 5_000
 _OPEN = frozenset({Status.PENDING.value, Status.IN_PROGRESS.value})
 _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
@@ -100,9 +100,9 @@ class ComparedDay:
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
-    Files of catalog and lineage are compared by name. With `read`, each Item is also read, which costs one request for
-    each. Raises ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError if the store of catalog
-    or lineage does not answer.
+    Files of catalog and lineage must only exist. With `read`, the content of each Item's file is compared, too, which
+    costs one request for each. Raises ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError
+    if the store of catalog or lineage does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
@@ -148,7 +148,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listed:
-    """A day of a bucket: ETags by URI, URIs without a unit, and objects that should have a unit."""
+    """A listed day: ETags by URI, URIs without a unit, and those of them old enough to have one."""
 
     etags: Mapping[str, str | None]
     unknown: Sequence[str]
@@ -254,13 +254,13 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: 
 def _stray(
     contract: DatasetContract, day: date, names: _Names, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return the number of the day's Items, and the Items without a recorded or coming unit."""
+    """Return the number of the dataset's Items, and the Items of ITEM_WITHOUT_SUCCESS."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _may_succeed(row)]
     # Datasets that share a collection share its folder, so the files are compared only for the collection's owner.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
-        # After a restore of the ledger, the files of coming Items can exist already. The coming units write them again.
+        # After a restore of the ledger, a file can exist whose unit has yet to run. The unit writes the file again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in set(names(folder)) - known if not _NO_ITEM.fullmatch(name)]
@@ -288,7 +288,7 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Record new objects and, with a change reference, replay lost Items: up to `limit` of each.
+    """Record unknown objects; with a change reference, replay lost Items; each up to `limit`.
 
     Return the numbers of recorded units, repeated units and remaining differences, and the id of replay or proposal.
     Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.

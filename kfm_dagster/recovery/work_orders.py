@@ -40,7 +40,7 @@ class Started:
 def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Started:
     """Start a replay of records or a backfill of days, or propose it if a review is required.
 
-    An empty selection is not recorded. Raises GuardError if a guard refuses the selection.
+    Nothing is recorded if no unit and no day matches. Raises GuardError if a guard refuses the selection.
     """
     decision = engine.attributed(selection, decision)
     plan = engine.plan(selection, change_ref=decision.change_ref)
@@ -68,7 +68,7 @@ def release(
 ) -> int | None:
     """Requeue all units of `seen` or none; if a review is required, return the proposal's id.
 
-    Raises RecordMovedError for a unit that has left the seen version, UnattributedDecisionError
+    Raises RecordMovedError for a unit whose version is not the one in `seen` any more, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
     """
     if ledger.review.required(settings, decision, tx=tx):

@@ -2,7 +2,7 @@
 
 A backfill is stored in the database, so that each tick can continue it. Listed objects are recorded in the bulk lane, a
 chunk per transaction, and the sensor `nodd_ledger` plans the runs of their units. A further day is listed only while
-fewer bulk units are in flight than `KFM_LIVE_SHARE` leaves of the limit. Succeeded units stay unchanged, and failed
+fewer bulk units are in flight than `KFM_LIVE_SHARE` leaves to them. Succeeded units stay unchanged, and failed
 units are requeued with the reason `backfill`, so repeating a backfill changes nothing else.
 
 A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset. Its id contains
@@ -144,8 +144,8 @@ class Backfills:
 
         `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum number of such pairs, and
         `known` returns whether Dagster has a partition of a day; other days wait. If the run of a day died before the
-        day was listed, the day is requested again. A further day is requested only while fewer bulk units are in flight
-        than KFM_LIVE_SHARE leaves of the limit.
+        day was listed, the day is requested again after a pause. A further day is requested only while fewer bulk units
+        are in flight than KFM_LIVE_SHARE leaves to them.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
@@ -279,6 +279,6 @@ def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[s
             grammar = registry.grammars[contract.id]
             recent = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
             for day in sorted({grammar.day_holding(day) for day in recent if contract.is_live(day)}):
-                # A digest, so that every process uses the same id.
+                # A digest instead of a random number, so that every process has the same id for a listing.
                 digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
                 yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)

@@ -36,7 +36,7 @@ OLDEST_SAMPLE = 100
 
 @unique
 class DeadLetterClass(StrEnum):
-    """The class of a dead letter: the first of these cases that applies to one of its units."""
+    """The class of a dead letter: the first of these cases that applies to it or a unit of it."""
 
     UNREADABLE = "unreadable"
     """An entry of the message gives no unit; a person decides, and the reason is stored."""
@@ -74,7 +74,7 @@ class KnownUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A classed dead letter, with `dataset` and `error_code` of the unit that decides the class."""
+    """A classed dead letter; `error_code` is of the unit or rejection that decides the class."""
 
     message: SqsMessage = field(repr=False)
     parsed: ParsedMessage = field(repr=False)

@@ -57,8 +57,9 @@ def drain(
 ) -> DeadLetterWork:
     """Drain the selected letters in batches; after each batch, call `report` and pause.
 
-    Stops when a drained unit gives another result than an earlier success, or when `stop_after` units have failed again
-    with the error that they had before this or an earlier drain (None: no such stop). Raises RefusedError if the queue
+    Stops when a drained unit gives another result than an earlier success, when `stop_after` units have failed again
+    with the error that they had before this or an earlier drain (None: no such stop), or when the limit of units in
+    flight is reached. Raises RefusedError if the queue
     cannot be drained or the ledger's account does not balance, and UnattributedDecisionError in prod without a change
     reference. After a QueueUnavailableError or DatabaseUnavailableError, the next drain continues.
     """
@@ -94,7 +95,10 @@ def redrive(
     bounds: Bounds = Bounds(),  # noqa: B008, likewise
     report: Report = lambda _: None,
 ) -> DeadLetterWork:
-    """Move letters with unknown or replayable units to the primary queue. Raises as `drain`."""
+    """Move letters with unknown or replayable units to the primary queue.
+
+    Raises as `drain`, but does not check the ledger's balance.
+    """
     work = DeadLetterWork(
         pipeline=pipeline,
         decision=decision,
@@ -104,7 +108,7 @@ def redrive(
         reason_to_leave=_why_not_moved,
         report=report,
     )
-    _ = pipeline.queue.url  # refuse before anything is received
+    _ = pipeline.queue.url  # raises if the queue does not exist, before a message is received
     return work.run(partial(_move, work))
 
 
@@ -115,7 +119,7 @@ def discard(
     selection: LetterSelection,
     report: Report = lambda _: None,
 ) -> DeadLetterWork:
-    """Delete the unreadable messages that the selection names. Raises as `drain`."""
+    """Delete the unreadable messages that the selection names. Raises as `redrive`."""
     if not selection.message_ids:
         raise ConfigurationError("no message is named", expected="ids of unreadable messages", next_step="kfm dlq list")
     work = DeadLetterWork(

@@ -1,8 +1,8 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-A message that the work does not settle stays hidden until the work ends (even by an error), because a visible message
-would be received again. After a kill, messages are visible again at the end of their visibility timeout. Does not
-belong here: treating a batch (`treatments.py`).
+Received messages stay hidden while the work lasts, because a visible message would be received again. When the work
+ends, even by an error, it makes visible the messages that it neither recorded nor deleted. After a kill, they become
+visible at the end of their visibility timeout. Does not belong here: treating a batch (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class DeadLetterWork:
         self.queue = workable(self.pipeline.dead_letters, primary=self.pipeline.settings.sqs_primary_queue)
 
     def run(self, treat: Callable[[list[DeadLetter]], None]) -> DeadLetterWork:
-        """Receive batches and treat their selected letters; return held messages at the end."""
+        """Treat the selected letters batch by batch; at the end, make held messages visible again."""
         try:
             for _ in range(self.bounds.max_batches):
                 messages = self._receive()
@@ -171,7 +171,7 @@ class DeadLetterWork:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES if the work stopped itself, or messages are stuck or unmet."""
+        """FINISHED_WITH_FAILURES by RECURRENCE, MISMATCH, or refused, doubled or unmet messages."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
@@ -205,7 +205,7 @@ class DeadLetterWork:
         messages = self.queue.receive(
             self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
-            # The longest time of an attempt, so that the receipt in the ledger stays valid until the attempt ends.
+            # The duration of a lease, so that the receipt in the ledger is valid until the run of the units extends it.
             visibility_seconds=settings.lease_seconds,
             max_bytes=PART_BYTES,
         )

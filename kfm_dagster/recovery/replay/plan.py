@@ -149,7 +149,7 @@ def request_refusals(request: Request) -> Iterator[Refusal]:
 
 
 def kill_switch(request: Request, switched_off: frozenset[str]) -> Iterator[Refusal]:
-    """Refuse or hold units of datasets whose kill switch is on (WAL-10)."""
+    """Refuse while a dataset is switched off, if the selection respects kill switches (WAL-10)."""
     if switched_off and request.selection.spec.options.respect_kill_switch:
         yield Refusal(
             guard=Guard.KILL_SWITCH,

@@ -36,7 +36,7 @@ class ReplayState(StrEnum):
     PAUSED = "paused"
     """A person paused the replay."""
     STOPPED = "stopped"
-    """A person ended the replay, or a result that differs did; the replay can be resumed."""
+    """Stopped by a person, or by the engine because a result differs; the replay can be resumed."""
     FINISHED = "finished"
     """Every unit is decided on, and every admitted unit has ended."""
 
