@@ -66,7 +66,7 @@ class EmbeddedCloud:
         self._server = ChildServer(
             name="the embedded cloud (moto)",
             command=[sys.executable, "-m", "kfm_dagster.demo.moto_server"],
-            # MOTO_ACCOUNT_ID would put every request, also NOAA's, into the same account.
+            # MOTO_ACCOUNT_ID would put every request, also those made as NOAA, into the same account.
             environment={name: value for name, value in os.environ.items() if not name.startswith("MOTO_")},
             next_step="pip install 'kfm-dagster[demo]'",
         )

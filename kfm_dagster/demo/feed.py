@@ -5,8 +5,8 @@ wrong. Does not belong here: which sample objects there are (`sample_day.py`), o
 the queue.
 
 Events are made here, because moto's bucket notifications have the present time and, unlike S3, escape the slashes of a
-key. Everything in an event follows from the object and its key. So objects that are published again are announced with
-the same ETags, event times and sequencers.
+key. Everything in an event follows from the object and its key, so a repeated announcement has the same ETag, time and
+sequencer. Only the event of a key without a time has the present time.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Feed:
         return self.event(bucket=item.bucket, key=item.key, size=len(item.content), etag=etag)
 
     def from_folder(self, folder: Path) -> FolderReport:
-        """Publish every file `folder/<bucket>/<key>` that a contract claims, in the order of names.
+        """Publish every file `folder/<bucket>/<key>` that a contract covers, in the order of names.
 
         Objects of a dataset without a topic are stored, but not announced.
 

@@ -23,7 +23,7 @@ AUTHORITY_PATH = "/sns-authority.pem"
 NAME = "sns.amazonaws.com"
 """Subject of AWS's own certificate, except in regions with a certificate of their own."""
 VALID = timedelta(days=30)
-"""Validity before and after the start. No embedded cloud runs longer, but its messages may have times of other days."""
+"""Validity before and after the start. No embedded cloud runs longer; signed messages may have times of other days."""
 
 
 class SnsSigner:

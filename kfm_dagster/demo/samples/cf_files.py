@@ -159,7 +159,7 @@ def _both_hemispheres(day: date, count: int, folder: str, stamp: str) -> Iterato
 
 
 def _water(valid: datetime, run: datetime, fields: Iterable[str], *, reaches: int = 0, placed: bool = True) -> bytes:
-    """Make a file of the National Water Model: of `reaches`, else of the grid of 1 km."""
+    """Make a National Water Model file of `reaches` river reaches, or of the 1 km grid if 0."""
 
     def write(file: h5py.File) -> None:
         _clock(file, [valid], EPOCH)
@@ -185,7 +185,7 @@ def _water(valid: datetime, run: datetime, fields: Iterable[str], *, reaches: in
 
 
 def nwm_retrospective_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield the first outputs of versions 3.0 and 2.1 at noon."""
+    """Yield the first `count` of four files of noon: two of version 3.0, then two of 2.1."""
     noon = datetime.combine(day, time(12), UTC)
     run, rivers, weather = noon.replace(day=1, hour=0), ("streamflow", "velocity"), ("T2D", "RAINRATE")
     new, old = "noaa-nwm-retrospective-3-0-pds", "noaa-nwm-retrospective-2-1-pds"
@@ -246,7 +246,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield a run's first files, without positions: no reader reads as many as real files have."""
+    """Yield a run's first files; positions are fill values, as real files have too many to read."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:

@@ -80,7 +80,7 @@ _DISC = 0.3036
 _DRAWN_BAND = 13
 """Band of the drawn image among the 16 of MCMIP."""
 _DRAWN_FROM, _DRAWN_STEP = 1600, 12
-"""Stored value of the lowest level of a drawn image, and difference of the next level."""
+"""Stored value of the lowest level of a drawn image, and the difference between two levels."""
 _DRAWN_UNITS = {"CMI": ("K", 0.06145332, 89.62), "Rad": ("W m-2 sr-1 um-1", 0.15859237, -20.28991)}
 """Unit, scale and offset of a drawn image, from band 13's temperatures and band 2's radiances."""
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
@@ -224,7 +224,7 @@ def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
         geospatial_lat_units="degrees_north",
         geospatial_lon_units="degrees_east",
     )  # fmt: skip
-    # GOES-16 and GOES-17 were 0.2 degrees west of the grid's origin, as in their files.
+    # 0.2 degrees west of the grid's origin, where GOES-16 and GOES-17 were according to their files.
     for name, value, units in (
         ("subpoint_lat", 0.0, "degrees_north"),
         ("subpoint_lon", longitude - 0.2, "degrees_east"),

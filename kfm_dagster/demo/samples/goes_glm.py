@@ -68,7 +68,7 @@ def make_goes_glm(
 def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` objects of a UTC day, in the order of times.
 
-    The `count` objects are spread evenly over a day's FILES_A_DAY; the last ends at midnight. The number of flashes
+    The `count` objects are spread evenly over a day's FILES_A_DAY, whose last ends at midnight. The number of flashes
     rises from 0 to MOST_FLASHES, then begins again at 0. Raises ValueError if the day has fewer objects.
     """
     if not 0 <= count <= FILES_A_DAY:
@@ -177,7 +177,7 @@ def _quantities(file: h5py.File, flashes: int, longitude: float) -> None:
         variable(file, name, np.int32(flashes * per_flash), _FillValue=np.array([-1], "<i4"), units="count")
     for name, share in (("percent_navigated_L1b_events", 1.0), ("percent_uncorrectable_L0_errors", 0.0)):
         variable(file, name, np.float32(share), _FillValue=f4(-999), units="percent")
-    # GOES-16 and GOES-17 were 0.2 degrees west of their slots, as in their files.
+    # 0.2 degrees west of the slot, where GOES-16 and GOES-17 were according to their files.
     for name, value, units in (
         ("subpoint_lat", 0.0, "degrees_north"),
         ("subpoint_lon", longitude - 0.2, "degrees_east"),

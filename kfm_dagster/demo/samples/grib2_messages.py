@@ -214,7 +214,8 @@ def message(
 ) -> bytes:
     """Build a message of a field at a step.
 
-    `packing` is a data representation template with the octets of 5.0. A drawn field is packed as PNG (5.41).
+    `packing` is the number of a data representation template that has the octets of 5.0. A drawn field is packed as PNG
+    (5.41).
     """
     utc = run.astimezone(UTC)
     clock = struct.pack(">H5B", utc.year, utc.month, utc.day, utc.hour, utc.minute, utc.second)

@@ -19,7 +19,7 @@ REPORT_HOURS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Station:
-    """A station of the samples: degrees to three decimals, a call sign of four letters or none."""
+    """A sample station: degrees to three decimals, a call sign of four characters or none."""
 
     usaf: str
     wban: str

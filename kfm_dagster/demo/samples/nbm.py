@@ -19,7 +19,7 @@ PRODUCTS = ("core", "qmd")
 LEADS = (*range(1, 37), *range(39, 193, 3), *range(198, 265, 6))
 OBJECTS_PER_DAY = 24 * len(LEADS) * len(PRODUCTS) * len(REGIONS)
 
-# Sub-centre 14 (MDL), no local tables of its own; generating process 104: the blend. The cut-off is missing.
+# Sub-centre 14 (MDL), version 1 of the centre's tables, generating process 104 (the blend), missing cut-off.
 _ORIGIN = grib2.Origin(subcentre=14, tables=(1, 1), process=(2, 255, 104, 0xFFFF, 255))
 _EARTH = b"\x01" + struct.pack(">BIBIBI", 0, 6_371_200, 255, 255, 255, 255)
 _CORE = (

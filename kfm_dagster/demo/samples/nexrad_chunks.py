@@ -20,7 +20,7 @@ _HEADER_BYTES = 24
 def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) -> list[tuple[str, bytes]]:
     """Return key and content of a volume's chunks, which together are the archive's object.
 
-    start: aware. Raises KeyError when the site is in neither table.
+    start: aware. Raises KeyError for a site that is in no table of WSR-88Ds or TDWRs.
     """
     _, volume = make_nexrad_level2(site=site, start=start, volume_number=volume_number)
     return list(_cut(volume, prefix=f"{site}/{volume_number}/{start.astimezone(UTC):%Y%m%d-%H%M%S}"))
@@ -46,7 +46,7 @@ def _cut(volume: bytes, *, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _record_ends(volume: bytes) -> Iterator[int]:
-    """Follow the sizes of the LDM records (ICD 2620010, 7.3.4)."""
+    """Yield the end of each LDM record, by its size (ICD 2620010, 7.3.4)."""
     offset = _HEADER_BYTES
     while offset < len(volume):
         offset += 4 + abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))

@@ -91,7 +91,7 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, dr
 
     `start` is aware; header and first radial have this time in milliseconds, the key has it in seconds. If `drawn`, the
     lowest cut is a whole sweep with echoes, for a picture.
-    Raises KeyError when the site is in neither table.
+    Raises KeyError for a site that is in no table of WSR-88Ds or TDWRs.
     """
     start = start.astimezone(UTC)
     location, scan = sites()[site], _scan(site)
@@ -116,7 +116,7 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1, dr
 def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` volumes, evenly over a UTC day and all sites.
 
-    With a `count` of 25,000, each of the 213 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in
+    With a `count` of 25,000, each of the 210 sites has a volume every 12 minutes; with 60,000, every 5 minutes, as in
     reality. Sites of a TDWR come last. Raises ValueError if a site would need more than one volume per second.
     """
     names = [*sites()]
@@ -180,7 +180,7 @@ def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: in
 
 
 def _sweep(site: Site, start: datetime) -> list[bytes]:
-    """Return the records of the lowest cut with all directions, in the time of any other cut."""
+    """Return the records of a lowest cut with all directions, until the next cut begins."""
     radials = [_radial(site, start + _CUT * index / _SWEEP, 0, index, count=_SWEEP) for index in range(_SWEEP)]
     return [
         bz2.compress(b"".join(radials[first : first + _RADIALS_OF_A_RECORD]))

@@ -165,7 +165,7 @@ def _text(text: str) -> bytes:
 
 
 def _lines(*lines: str) -> bytes:
-    """Return the page of a tabular block (figure 3-6, sheet 10); each line has its length."""
+    """Return the page of a tabular block (figure 3-6, sheet 10); each line follows its length."""
     body = b"".join(struct.pack(">h", 80) + line.encode().ljust(80) for line in lines)
     return struct.pack(">hh", _DIVIDER, 1) + body + struct.pack(">h", _DIVIDER)
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 LEVELS = 120
-"""Levels of a pattern, 0 to 120."""
+"""Highest level of a pattern; the lowest is 0."""
 _STORMS = ((40, 90, 0.9), (75, 150, 1.0), (130, 60, 0.7), (220, 200, 0.8), (310, 120, 0.6))
 """Azimuth in degrees, range in km and strength of a radar's echoes."""
 _STORM_KM = 28.0
 
 
 def waves(rows: Any, columns: Any) -> Any:
-    """Return levels that fall in waves from the first row to the last; positions are 0 to 1."""
+    """Return levels at positions from 0 to 1; with the rows' positions they fall in waves."""
     y, x = rows.astype(np.float32), columns.astype(np.float32)
     # Sines by row and by column, because a sine of each pixel of a full disc would take seconds.
     fall, waves_of_rows, waves_of_columns = 0.85 - 0.7 * y, 0.14 * np.cos(9 * y), np.sin(11 * x)

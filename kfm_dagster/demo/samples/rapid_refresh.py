@@ -69,7 +69,7 @@ _NDFD = grib2.projected_grid(
 def make_rrfs(
     *, run: datetime, lead: int, region: str = "conus", product: str = "2dfld", member: int = 0, minutes: bool = False
 ) -> tuple[str, bytes, str]:
-    """Make a forecast, with `minutes` every quarter hour: its key, content and `.idx` text."""
+    """Make a forecast (with `minutes`, of four quarter hours): its key, content and `.idx` text."""
     fields: Iterable[grib2.Field] = _FIELDS[product]
     steps = [(field, grib2.over_hours(0, lead) if field.accumulated else grib2.at_hour(lead)) for field in fields]
     if minutes:
