@@ -77,7 +77,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 @announcements.command()
 @click.argument("subscription")
 @click.option(
-    "--all", "everything", is_flag=True, help="Send all current Items instead, because the receiver lost its data."
+    "--all", "everything", is_flag=True, help="Send all current Items instead, for a receiver that lost its data."
 )
 @object_as_json
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
@@ -90,7 +90,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # By owner, because several datasets can write into one Collection, and each Collection is sent once.
+            # Several datasets can write into one Collection; only its owner's contract is used, to send it once.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused

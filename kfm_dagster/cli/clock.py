@@ -1,4 +1,4 @@
-"""`kfm clock`: the readings of this machine's clock, and whether stages may write by it."""
+"""`kfm clock`: the readings of this machine's clock, and whether they allow stages to write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 @click.option("--ask", is_flag=True, help="Measure now, also by a request to the object store; record the readings.")
 @object_as_json
 def clock(*, ask: bool, as_json: bool) -> int:
-    """Show this machine's clock, and whether stages may write by it.
+    """Show the error of this machine's clock, and whether it allows stages to write.
 
     Offsets are true time minus this clock, in seconds. Exit code 0 if stages may write, 4 if not. If the object store
     does not answer, a warning names it, and the kernel and earlier readings decide.

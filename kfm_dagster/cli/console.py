@@ -33,7 +33,7 @@ def console(*, host: str, port: int) -> None:
 
     # Ctrl-C is the way to end the server, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:
-        _ = pipeline.registry.contracts  # a wrong contract must stop the server at its start, not its first page
+        _ = pipeline.registry.contracts  # a wrong contract must stop the start, not the first page
         deciding = opened.enter_context(opened_pipeline()) if pipeline.settings.console_tokens else None
         serve(pipeline, host=host, port=port, ready=ready, deciding=deciding)
 
@@ -51,5 +51,5 @@ def mcp() -> None:
     from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
 
     with opened_pipeline(read_only=True) as pipeline:
-        _ = pipeline.registry.contracts  # as above
+        _ = pipeline.registry.contracts  # as for the console
         mcp_server(pipeline).run("stdio")

@@ -120,8 +120,9 @@ def _only_one(names: Collection[str], option: str) -> str | None:
 def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     """Check a contract file by itself, against the other contracts, and on a sample object.
 
-    With --sample, the object passes the whole chain of an ingest: reader, gates, validation of the Item. Nothing of the
-    deployment is read or written. Exit code 4: an ingest would not give a sound Item.
+    With --sample, the object passes the whole chain of an ingest: reader, gates, validation of the Item. Only contracts
+    and pipeline card of the deployment are read, and nothing of it is written. Exit code 4: an ingest would not give a
+    valid Item, or a gate had findings.
 
     Example: kfm dataset check my-dataset.yaml --sample nodd/noaa-hrrr-bdp-pds/hrrr.20250402/conus/f.grib2
     """

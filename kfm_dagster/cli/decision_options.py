@@ -1,6 +1,6 @@
 """Decisions on the command line: actor, reason, change reference, units and confirmation.
 
-Belongs here: the common parts of the governing commands. Does not belong here: the decisions themselves.
+Belongs here: the options of all commands that record a decision. Does not belong here: the decisions themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ actor_option = click.option("--actor", help="Actor of the decision. Default: KFM
 change_ref_option = click.option("--change-ref", help="Change or incident. Needed for a release, and always in prod.")
 # Eager: click reads --dry-run first, wherever it is typed, because a dry run needs no --reason.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
-REPLAY_REASON = "Replay reason: a reason of the ledger, or of `reasons` in replay_plan.yaml."
+REPLAY_REASON = "Replay reason, such as incident or test; `reasons` in replay_plan.yaml adds others."
 
 
 class _Reason(click.Option):

@@ -1,4 +1,4 @@
-"""`kfm demo` runs the product with samples or real objects; `kfm cloud` runs its cloud."""
+"""`kfm demo` runs the product with samples or real objects; `kfm cloud` serves its S3, SNS and SQS."""
 
 from __future__ import annotations
 

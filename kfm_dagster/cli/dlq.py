@@ -166,8 +166,8 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
     """Process the messages in place: record unknown units, and retry failed units.
 
     A message leaves the queue when its units are all terminal; an unreadable message stays for a person. Exit code 4:
-    the drain stopped itself: the same error came back, a result differs from an earlier success, or the ledger does not
-    balance.
+    the drain stopped, because units failed with their old error again (--stop-after), a result differs from an earlier
+    success, or the ledger's counts of units do not add up.
 
     Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
     """

@@ -83,7 +83,7 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
 
 
 def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
-    """Group the findings that differ only in check and subject; each ok finding is a group."""
+    """Group the findings that differ only in `check` and `what`; each ok finding is a group."""
     causes: dict[object, list[Diagnosis]] = {}
     for number, finding in enumerate(findings):
         alike = replace(finding, what="", check="")

@@ -1,4 +1,4 @@
-"""Check before any work that a command's files and folders can be written."""
+"""Check that a command's files and folders can be written, before the command begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kfm_dagster.errors import ConfigurationError
 
 
 class NewFile(click.Path):
-    """Path of a file to write in an existing folder; an `edited` file must not exist yet."""
+    """Path of a file to write in an existing folder; with `edited`, the file must not exist."""
 
     def __init__(self, *, edited: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=False, writable=True)

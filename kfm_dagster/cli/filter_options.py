@@ -1,4 +1,4 @@
-"""Commands that list a view, options of a view's filter, and options as a single value.
+"""Commands that list a view, options of its filter, and groups of options as one argument.
 
 Does not belong here: the form of a table (`tables.py`).
 """
@@ -100,7 +100,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Add options to a command; `value_of` makes the command's argument `name` of their values."""
+    """Add options to a command; `value_of` makes the command's argument `name` from their values."""
 
     def bare() -> None: ...
 

@@ -21,7 +21,7 @@ CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
-"""Maximum number of rows, because the command has no pages. All datasets' products have fewer hours in a year."""
+"""Maximum number of rows, because the command has no pages; further gaps are left out."""
 
 
 @click.command()

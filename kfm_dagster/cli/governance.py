@@ -64,7 +64,9 @@ def pending() -> list[dict[str, Any]]:
 @decision_options
 @object_as_json
 def approve(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
-    """Approve another person's proposed override and carry it out, both or neither.
+    """Approve another person's proposed override and carry it out.
+
+    Both happen, or neither. A proposed replay of a run is only approved; start it again afterwards.
 
     Example: kfm governance approve 17 --actor bob --reason "seen the evidence" --change-ref CHG-42
     """

@@ -1,4 +1,4 @@
-"""`kfm init`: upgrade both databases and check a deployment's needs before its start."""
+"""`kfm init`: upgrade the databases of ledger and Dagster; check needs before the start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
-    """Create or migrate both databases, and mark the stores.
+    """Create or migrate the databases of ledger and Dagster, and mark the stores.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It can be repeated,
     also concurrently. It creates local folders, but no queues or buckets. On PostgreSQL, it connects as the role that

@@ -1,6 +1,6 @@
 """`kfm pause` and `kfm resume`, also `kfm kill-switch`: switch a dataset off and on again.
 
-Nothing of a dataset that is off is received, claimed, replayed or written; its messages stay in the queue.
+No unit of a dataset that is off is claimed, replayed or written; its messages stay in the queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 @click.option("--expires", help="End: a duration (30m, 4h, 2d) or a time (2026-01-31T12:00:00Z). Default: no end.")
 @decision_options
 def pause(*, dataset: str, expires: str | None, **decided: Any) -> None:
-    """Pause a dataset: nothing of it is received or written.
+    """Pause a dataset: none of its units is claimed, replayed or written.
 
     Its messages stay in the queue, and its units in the ledger.
 

@@ -1,7 +1,7 @@
-"""The `kfm` command: lazy subcommands, with a line and an exit code for every refusal.
+"""The `kfm` command: subcommands imported when called, refusals without a traceback.
 
 Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions. `commands` contains the
-import paths, so that suggestions, completion and walks over the commands see every command. The group's help reads each
+import paths, so that suggestions, completion and loops over the commands see every command. The group's help reads each
 summary from the module's source, because click would import every module for its summary.
 """
 
@@ -136,7 +136,7 @@ SHOWN = {
 }
 """Commands that `kfm --help` lists, by heading."""
 _NOT_SHOWN = ("announcements", "clock", "cloud", "mcp", "registry", "stac")
-"""Commands for optional followers, for programs and for authors of contracts; the guides describe them."""
+"""Commands that the help only names, because few people need them; the guides describe them."""
 _PLACES = {
     "cloud": "demo:cloud",
     "drain": "running:drain",

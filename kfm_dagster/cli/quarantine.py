@@ -1,8 +1,9 @@
 """`kfm retry`, and the commands of `kfm units` about quarantined units.
 
 A decision applies to all its units, or to no unit if the version of one has changed. The governance log records the
-decision. A running deployment replays failed units in batches; quarantined units are released at once. Does not belong
-here: the collection of evidence (`ingest/evidence.py`), the execution of decisions (`recovery/`, `ledger/cases.py`).
+decision. A running deployment replays failed units in batches; the command itself releases quarantined units, unless a
+second person must approve. Does not belong here: collecting evidence (`ingest/evidence.py`), carrying out decisions
+(`recovery/`, `ledger/cases.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nar
 version_option = click.option(
     "--version",
     type=POSITIVE,
-    help="Refuse if the record of a single WAL_ID has another version. Default: take its current version.",
+    help="Refuse if the record has another version; needs a single WAL_ID. Default: its current version.",
 )
 
 
@@ -272,7 +273,7 @@ def _replay(
 def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
-    """Print a line or JSON object per record; a replay with an id will change the record later."""
+    """Print a line or JSON object per record; the replay `replay_run_id` changes it later."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
         # A transition adds 1 to the version; closing a case does not change the record.

@@ -27,7 +27,7 @@ SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "re
 def report(*, days: int, html: Path | None, as_json: bool) -> int:
     """Report stages, gates, stops, retries and KPIs by day.
 
-    Over the last days: units, stage states, gate pass rates, stops, retries, dimensional closure, KPIs.
+    Covers the last --days days: units, stage states, gate pass rates, stops, retries, dimensional closure, KPIs.
 
     Exit code 4 if a stop (S1 to S5) was triggered, another gate stopped a batch, or p_dim is below the card's minimum.
 

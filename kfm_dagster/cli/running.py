@@ -56,7 +56,7 @@ from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
     help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: services as the AWS variables say.",
 )
 def ui(*, port: int, cloud: str) -> None:
-    """Open the Dagster UI and the console over KFM_HOME.
+    """Serve the Dagster UI and the console of the deployment in KFM_HOME.
 
     Runs daemon and sensors until Ctrl-C.
 
@@ -164,7 +164,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
     """Ingest the queue until it is empty, then stop.
 
     Starts a daemon and a code server of its own. Also waits until running replays and backfills have ended, except
-    parts that wait for a person. Prints the days of backfills that wait: a kill switch is on, or a contract is missing.
+    parts that wait for a person. Prints the days of backfills that wait, and why (a kill switch, no contract).
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """

@@ -29,7 +29,7 @@ DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "di
 
 @click.group()
 def stac() -> None:
-    """Show, compare and rebuild the STAC API; write virtual stores in another form.
+    """Show, compare and rebuild the STAC API; write virtual stores to Icechunk.
 
     Example: kfm stac check
     """
@@ -85,7 +85,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """Empty the API, load it from the catalog, and compare the two as `check` does.
 
     A collection is missing from the API until its Items are loaded. Exit code 4 if API and catalog differ afterwards.
-    GeoParquet and virtual stores are rewritten in the same way, and the number of their changes is shown.
+    With --place, another follower is emptied and filled again, and the number of changes that it gets is shown.
 
     Example: kfm stac rebuild --collection goes-abi
     """
@@ -119,10 +119,11 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
 @click.argument("target")
 @click.option("--time", metavar="TIME", help="A day, or START/END: the days whose stores are written; default: all.")
 def icechunk(*, dataset: str, name: str, target: str, time: str | None) -> None:
-    """Write a dataset's virtual stores of a NAME as one array to an Icechunk repository.
+    """Write a dataset's virtual stores as one array to an Icechunk repository.
 
-    TARGET is a folder or s3://bucket/prefix. Each reference has the ETag of the object that was indexed, so Icechunk
-    refuses an object that was written again. The next call replaces the array in a commit of the branch main.
+    NAME is the name of the stores, which have one for each day; TARGET is a folder or s3://bucket/prefix. Each
+    reference has the ETag of the object that was indexed, so Icechunk refuses an object that was written again. Each
+    call replaces the array by a commit on the branch main.
 
     Example: kfm stac icechunk goes-abi G19_ABI-L1b-RadM1_C13 s3://my-icechunk/june --time 2025-06-01/2025-06-30
     """

@@ -82,7 +82,7 @@ def show_rows(
 ) -> None:
     """Print rows as a table of `columns`, as JSON lines of all fields, or only their `ids_of`.
 
-    A row is a mapping, a dataclass or a model. `columns` are in the order of importance, unless values stay `whole`.
+    A row is a mapping, a dataclass or a model. The last of `columns` may be left out, unless values stay `whole`.
     """
     if as_json:
         for row in rows:

@@ -1,7 +1,7 @@
-"""`kfm replay`, also `nodd-replay`: repeat units, always through the ledger.
+"""`kfm replay`, also `nodd-replay`: repeat units by making their records pending again.
 
 Exit codes: 0 done, 2 wrong usage or an invalid selection, 3 refused by a guard, 4 finished with failures, 5 a
-dependency is unavailable.
+dependency is unavailable, 6 waits for a second person.
 """
 
 from __future__ import annotations

@@ -170,7 +170,12 @@ _SELECTING = (
         callback=_listed,
         help="Only these datasets, separated by commas; may be repeated.",
     ),
-    click.option("--status", multiple=True, type=click.Choice([state.value for state in Status]), help="This status."),
+    click.option(
+        "--status",
+        multiple=True,
+        type=click.Choice([state.value for state in Status]),
+        help="Only this status; may be repeated.",
+    ),
     click.option(
         *("--error-code", "--error-code-in", "error_codes"),
         type=ERROR_CODE,
@@ -180,7 +185,11 @@ _SELECTING = (
     ),
     click.option("--first-day", type=DAY, help="Only records of this UTC day or later."),
     click.option("--last-day", type=DAY, help="Only records of this UTC day or earlier."),
-    click.option("--event-time-start", callback=_moment, help="Written at this time or later (2025-12-04T00:00:00Z)."),
+    click.option(
+        "--event-time-start",
+        callback=_moment,
+        help="Only objects written at this time (2025-12-04T00:00:00Z) or later.",
+    ),
     click.option("--event-time-end", callback=_moment, help="Only objects written before this time."),
     click.option("--created-after", callback=_moment, help="Only objects discovered at this time or later."),
     click.option("--created-before", callback=_moment, help="Only objects discovered before this time."),
