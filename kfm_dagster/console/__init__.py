@@ -1,1 +1,1 @@
-"""Answers to browsers, monitors, programs and assistants. Not here: counts, Dagster's UI."""
+"""Answers over HTTP to browsers, monitors and programs, and over stdio to assistants."""

@@ -1,7 +1,8 @@
 """Bounds of the console: the time for a request's arrival, connections and answers at once.
 
-If a client sends half a header, uvicorn keeps the connection open for ever. uvicorn's own limit counts this connection
-as a request, so 32 such connections would block all other clients. Does not belong here: answers (`app.py`).
+If a client sends half a header, uvicorn keeps the connection open for ever. uvicorn's own limit on concurrent requests
+counts such connections, too: once they reach the limit, all other clients are blocked. Does not belong here: answers
+(`app.py`).
 """
 
 from __future__ import annotations

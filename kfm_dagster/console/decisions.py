@@ -332,7 +332,7 @@ def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
 def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
     """Return a replay's selection: the first failed units of a filter, at most a replay's limit.
 
-    If the selection must have ids, raises BadFilterError for no matching unit or more than MOST_NAMED.
+    A filter by text or operator needs the units' ids, and raises BadFilterError as `named_units` does.
     """
     # A selection cannot filter by text or operator, so for such a filter it names the units.
     by_name = unit_filter.text or unit_filter.operator
@@ -365,7 +365,10 @@ def _ranges(now: datetime, unit_filter: UnitFilter) -> dict[str, Any]:
 
 
 def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
-    """Return a filter's unit ids. Raises BadFilterError for no unit or more than MOST_NAMED."""
+    """Return a filter's unit ids.
+
+    Raises BadFilterError for no unit, for more than MOST_NAMED, or if the search examines more than MOST_EXAMINED rows.
+    """
     require_contract(parts, unit_filter.dataset)
     wal_ids: list[str] = []
     with parts.database.snapshot() as tx:

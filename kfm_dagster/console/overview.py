@@ -45,7 +45,7 @@ HUES = 6
 """Colours of datasets on the map (`static/console.css`)."""
 PULSE_HOURS = 24
 MOST_RUNS = 5_000
-"""Stages read for these hours; with a run each minute there are 1,440."""
+"""Most stages that `ended_by_hour` reads; a run each minute makes 1,440 a day."""
 PULSE_UNITS = 20
 """Number of newest units of a dataset; the median of their times is the dataset's lag."""
 
@@ -95,7 +95,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[datetime, tuple[int, int]]:
-    """Return the numbers of succeeded and other units by the hour when their stage ended."""
+    """Return the numbers of succeeded and other units by the hour in which `settle` ended."""
     begun = since - timedelta(hours=6)
     counts: dict[datetime, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in view.run("console.settled", stage=f"{dataset}.settle", since=begun, limit=MOST_RUNS):

@@ -55,7 +55,7 @@ SVG_HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 }
 HOURS = 48
-"""Hours of a dataset's charts: two days, so that the hour of a change is beside the same hour of the day before."""
+"""Hours of a dataset's charts: two days, so that each hour can be compared with the same hour of the day before."""
 MOST_UNITS = 2_000
 """Newest units whose times are read: the last two hours of a feed with 1,000 units an hour."""
 
@@ -198,7 +198,7 @@ def _dataset(pages: Pages, request: Request) -> Response:
 def _times(
     database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[str, dict[datetime, float]]]:
-    """Return succeeded and other units by hour, and quantiles of seconds by name and hour."""
+    """Return succeeded and other units by hour, and by name and hour quantiles of seconds to success."""
     with database.snapshot() as view:
         settled = ended_by_hour(view, dataset, since)
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()

@@ -1,4 +1,4 @@
-"""Requests: parameters, numbers, JSON or page, and an error's status and line. Nothing else.
+"""Requests: parameters, numbers, JSON or page, and an error's status and line.
 
 Does not belong here: the form of a refusal (`app.py`, `mcp_server.py`).
 """
@@ -73,7 +73,7 @@ def whole_number(name: str, text: str, *, most: int = LARGEST) -> int:
 
 
 def is_page(values: Mapping[str, str], accept: str) -> bool:
-    """Return whether to send a page: `format` decides (or BadRequestError), else the client."""
+    """Return whether to send a page, by `format`, else by Accept. Raises BadRequestError."""
     form = values.get("format")
     if form not in {None, "json", "html"}:
         raise BadRequestError(observed=f"format={str(form)[:40]!r}", expected="json or html")

@@ -46,7 +46,7 @@ class QueueWatch:
         return {queue: messages for queue, (at, messages) in list(self._depths.items()) if at >= since}
 
     def look(self) -> None:
-        """Poll the numbers of visible messages and of dead letters (also dead letters in a drain)."""
+        """Poll the numbers of visible messages and of dead letters, also hidden dead letters."""
         settings = self._pipeline.settings
         # Connecting can fail, as the request can.
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
