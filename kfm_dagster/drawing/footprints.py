@@ -1,7 +1,7 @@
 """A small map of footprints as an SVG picture.
 
-A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. It depends only on geometry,
-so the same geometry gives the same picture.
+A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. The same geometries, size
+and links give the same picture.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ Ring: TypeAlias = tuple[tuple[float, float], ...]
 
 
 class Size(NamedTuple):
-    """Size of a picture in pixels, and `lines`, the maximum number of meridians.
+    """Size of a picture in pixels, and `lines`, the maximum steps of the graticule along a side.
 
-    With more meridians, their labels would touch.
+    With more steps, the labels would touch.
     """
 
     width: int
@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is a degree of latitude times the cosine, here 0.2 at least: at a pole it would be 0.
+    # A degree of longitude is a degree of latitude times the cosine of the latitude; at least 0.2, as it is 0 at a pole.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window (cached: days of a dataset share a window)."""
+    """Return sea, land and borders of a window as SVG; cached, as days of a dataset share a window."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))

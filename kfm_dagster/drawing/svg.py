@@ -41,7 +41,10 @@ def data_url(svg: str) -> str:
 
 
 class Arrow(NamedTuple):
-    """An arrow: `bend` is its sideways shift per length; a line of `labels` is an id and a text."""
+    """An arrow with lines of text (`labels`: id and text).
+
+    Its middle is shifted sideways by `bend` / 2 of its length.
+    """
 
     bend: float = 0.0
     labels: Iterable[tuple[str, str]] = ()
