@@ -1,1 +1,1 @@
-"""Spans of the run contract; measures of a step, and its energy; the clock's error."""
+"""Spans of units' attempts, measures and energy of a step, totals, the clock's error."""

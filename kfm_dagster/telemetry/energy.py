@@ -78,7 +78,7 @@ class CodecarbonMeter:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin a measurement; return the function that ends it, or None if another one runs."""
+        """Return a function that ends the measurement begun here; None if busy or codecarbon failed."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
@@ -146,7 +146,7 @@ def _has_figures(grid: str) -> bool:
     source = DataSource()  # type: ignore[no-untyped-call]
     country, slash, state = grid.partition("/")
     if slash:
-        # Keys with an underscore name the unit and the source of the figures.
+        # Keys that begin with an underscore name the unit and the source of the figures.
         return country == "USA" and not state.startswith("_") and state in source.get_country_emissions_data("usa")
     # codecarbon's getter loads pandas and all its tables, which would delay each command.
     return country in json.loads(Path(source.global_energy_mix_data_path).read_text(encoding="utf-8"))

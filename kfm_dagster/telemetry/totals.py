@@ -24,7 +24,7 @@ from kfm_dagster.storage.database import Transaction
 
 @unique
 class RecordUse(StrEnum):
-    """The use of a message's record; PARSE_FAILURES counts the rejected records."""
+    """The use of an entry of a message's `Records`; PARSE_FAILURES counts the rejected entries."""
 
     PARSED = "parsed"
     IGNORED = "ignored"
@@ -34,7 +34,7 @@ PATHS: Mapping[str, str] = {
     ProvenanceIssue.PROV_STORE_UNAVAILABLE: "prov",
     ProvenanceIssue.OPENLINEAGE_EMIT_FAILED: "openlineage",
 }
-"""The lineage path of an issue."""
+"""The destination of lineage that an issue is about, the label `path`."""
 SUM = "sum"
 """Label of the sum of a histogram's observations."""
 _SUBJECTS = frozenset({"dataset", "dataset_id"})

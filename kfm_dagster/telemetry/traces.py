@@ -74,7 +74,7 @@ def mark_error(span: Span, code: str) -> None:
 
 
 def root_ids() -> SpanContext | None:
-    """Return the ids of a root span that begins, for the provider's id generator, or None."""
+    """Return the ids for the root span that is being started; None for any other span."""
     return _ROOT_IDS.get()
 
 
@@ -251,7 +251,7 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
 
 
 def _mark(opened: Span, unit: Envelope) -> None:
-    """Mark a span with the unit's issues; the unit had not failed before the span."""
+    """Mark a span with the unit's issues and outputs; not for a unit that had failed before."""
     if (failure := unit.failure) is not None:
         mark_error(opened, failure.code)
     for issue in unit.issues:

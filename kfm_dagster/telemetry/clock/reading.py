@@ -112,7 +112,7 @@ class ClockDecision:
 
     @property
     def calibrated_at(self) -> datetime | None:
-        """The time of the last deciding reading; None unless the clock is locked."""
+        """The time of the deciding reading; None unless the clock is locked."""
         return self.deciding.at if self.deciding is not None and self.locked else None
 
 

@@ -87,7 +87,7 @@ DATE_RESOLUTION_SECONDS = 1.0
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
     """Request a server's time by a HEAD without credentials; None without a usable answer.
 
-    A refusal is an answer, too. Proxies of the environment are used, redirects are not followed. `seconds` is the
+    An error status is an answer, too. Proxies of the environment are used, redirects are not followed. `seconds` is the
     timeout of connecting and of answering.
     """
     try:
@@ -147,10 +147,10 @@ answers take 0.3 s, this happens to three in ten answers, and in 0.2 % of measur
 
 
 def measure(rule: ClockRule, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
-    """Return current readings, the kernel's first, in the order of their evaluation.
+    """Return current readings in the order of measurement, the kernel's first.
 
-    `endpoint` gets further requests while its answer decides nothing by the rule. Without network, the kernel's reading
-    remains, and nothing is raised.
+    `endpoint` gets up to MOST_REQUESTS requests, until an answer decides by the rule. Without network, the
+    kernel's reading remains, and nothing is raised.
     """
     readings = [kernel_clock(clock())]
     for _ in range(0 if endpoint is None else MOST_REQUESTS):
