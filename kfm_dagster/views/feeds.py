@@ -35,7 +35,7 @@ _CURSOR = re.compile(rf"(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{6}}Z)_(-?\d{{1,9}
 
 
 class GapFilter(OfDataset):
-    """Gaps of the last days, and every silence or drop that continues."""
+    """Gaps of the last days, and older ones if the product is still silent or slow."""
 
     days: Days = Field(GAP_DAYS, description=f"Number of days back, {MOST_DAYS} at most.")
     closed: Flag = Field(default=False, description="Also closed gaps.")

@@ -70,7 +70,8 @@ class FailureGroup:
     """Units of a dataset that are failed or quarantined with the same code.
 
     `operator` is None if no operator failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the
-    times of the first and the last failure. Unless `exact`, the group has older units that are not counted.
+    earliest and the latest time at which a unit of the group last changed. Unless `exact`, the group has older
+    units that are not counted.
     """
 
     code: str
