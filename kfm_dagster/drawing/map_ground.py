@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is a degree of latitude times the cosine of the latitude; at least 0.2, as it is 0 at a pole.
+    # A degree of longitude is a degree of latitude times the cosine of the latitude; 0.2 at least, as it is 0 at poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
