@@ -1,4 +1,4 @@
-"""Atomic files: an export's files appear whole and together, and replace only earlier ones.
+"""Atomic files: each file of an export appears whole, and replaces only an earlier export's.
 
 A reader sees either the old or the new file. Does not belong here: the content of the files, or the catalog's files,
 which several processes write at the same time (`storage/publisher.py`).

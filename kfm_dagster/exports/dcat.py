@@ -262,7 +262,7 @@ def themes(contract: DatasetContract) -> Document:
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return the update frequency: of listings or of products' hours, else continuous or never."""
+    """Return the update frequency: never (retired), of listings or product hours, or continuous."""
     seconds = _interval(contract)
     if contract.metadata.retired:
         code, label = "NEVER", "never"

@@ -55,7 +55,7 @@ KPIS: Mapping[str, Kpi] = {
         definition="number of settled units, divided by the seconds from the first to the last line of the audit",
         citation=f"{_CARD}, section XI",
     ),
-    "retry_count": Kpi(definition="retried stages", citation=f"{_CARD}, section VI"),
+    "retry_count": Kpi(definition="retries of stages", citation=f"{_CARD}, section VI"),
     "replay_count": Kpi(definition="selections and runs replayed", citation=f"{_CARD}, section VII"),
     "idempotency_conflicts": Kpi(
         definition="starts of a stage with other inputs than its previous attempt in the run",

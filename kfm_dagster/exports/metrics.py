@@ -39,7 +39,7 @@ REJECTED = "rejected"
 
 
 def exposition(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> bytes:
-    """Return all metrics as Prometheus text. `depths`: messages by queue that answered."""
+    """Return all metrics as Prometheus text. `depths`: messages of each queue that answered."""
     return generate_latest(_Families(pipeline, depths))
 
 

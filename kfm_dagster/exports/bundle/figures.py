@@ -31,7 +31,7 @@ _LOOK = {
 }
 """Name, mark and colour of each kind; without colour, the mark distinguishes the kinds."""
 _CROWDED = 40
-"""Maximum marks of a stage's row that are numbered. In a row with more marks, the numbers would overlap."""
+"""Maximum marks in a stage's row with numbers. A row with more marks has none, because they would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),
@@ -150,7 +150,7 @@ def draw_timeline(figure: Figure, stages: Sequence[str], attempts: Sequence[Atte
         locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-        # A single instant has no extent of its own.
+        # So that the axis has an extent even if all marks are of one instant.
         margin = max((times[1] - times[0]) * 0.04, timedelta(seconds=30))
         axes.set_xlim(times[0] - margin, times[1] + margin)  # type: ignore[arg-type]
     else:

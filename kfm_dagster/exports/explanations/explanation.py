@@ -1,7 +1,7 @@
 """Explanation: resolves a run id and returns the run's records. Read-only.
 
 Run-state and intents are kept under the root run's id; only Dagster knows re-executions.
-Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: Dagster's answers
+Belongs here: run ids, root runs and re-executions, and the queries. Does not belong here: Dagster's answers
 (`defs/reexecutions.py`), the meaning of the records (`run_report.py`), or their display (`cli/runs.py`,
 `defs/display.py`).
 """
@@ -37,7 +37,7 @@ class Reexecution:
 
 
 class Reexecutions(Protocol):
-    """The store of runs; an existing store that is unreadable raises DatabaseUnavailableError."""
+    """Dagster's runs; raises DatabaseUnavailableError if their store exists but is unreadable."""
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
         """Return at most `limit` re-executions whose id has this prefix, in the order of their ids."""
@@ -134,7 +134,7 @@ class Explanations:
 def _audited(
     node: run_report.NodeAccount, lines: Sequence[Mapping[str, Any]], window: run_report.Window
 ) -> run_report.NodeAccount:
-    """Add the audit's facts: the attempts, or that the success was under other inputs."""
+    """Add the audit's facts: the attempts, or that an earlier success was with other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
     if node.fate is run_report.StepResult.RAN and attempts > 1:

@@ -130,7 +130,7 @@ def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Wi
 
 
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
-    """Return a node's account from record and intents, oldest first (`explanation.intents`)."""
+    """Return a node's account from run-state and intents, oldest first (`explanation.intents`)."""
     within = [row for row in intents if window.holds(row.started_at)]
     # If the re-execution did not run the node, the node's last intent is from before the re-execution.
     last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]
@@ -154,7 +154,7 @@ def node_account(name: str, state: RunState | None, intents: Sequence[Any], wind
 
 
 def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[StepResult, SkipCause | None]:
-    """Return a node's result and skip cause, from its record and last intent in the window."""
+    """Return a node's result and skip cause, by its run-state and last intent in the window."""
     if last is not None and last.status == IntentStatus.PENDING:
         return StepResult.UNFINISHED, None
     if state is not None and window.holds(state.recorded_at):
@@ -168,7 +168,7 @@ def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[Ste
 
 
 def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
-    """Return the result and skip cause of a node without a record, from its intent."""
+    """Return the result and skip cause of a node without run-state, from its intent."""
     status = IntentStatus(intent.status)
     if status is IntentStatus.SKIPPED:
         is_applied = intent.applied_by is not None

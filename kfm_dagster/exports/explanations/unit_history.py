@@ -32,7 +32,7 @@ from kfm_dagster.storage.s3 import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitIssue:
-    """One issue with its operator (or `gate`); only a message if the output cannot be read."""
+    """An issue with its operator (or `gate`); code and severity are None if the output is lost."""
 
     operator: str
     code: str | None
