@@ -20,7 +20,7 @@ from kfm_dagster.contracts.formats import readers
 from kfm_dagster.contracts.issues import MetadataIssue
 
 BLOCK_BYTES = 64 * 1024
-"""Bytes of a block of most readers, which request whole blocks."""
+"""Bytes of a block. Most readers request whole blocks of this size."""
 
 
 class ByteSource(Protocol):
@@ -40,8 +40,8 @@ class ByteSource(Protocol):
 class ReadRequest:
     """An object to read. `groups` has the texts that the named groups of the key grammar match.
 
-    `sidecar(suffix)` opens key + suffix. `closed`: the object is its volume's last chunk, because the radar has begun a
-    later volume. `has_sidecars`: the dataset has sidecars, so that a missing sidecar may still come.
+    `sidecar(suffix)` opens key + suffix. `closed`: the object is the last chunk that its radar volume will have,
+    because the radar has begun a later volume. `has_sidecars`: the dataset has sidecars; a missing one may still come.
     """
 
     key: str
@@ -74,9 +74,10 @@ class HeaderMetadata:
     """Metadata from the headers of an object.
 
     Datetimes are aware UTC. `geometry` is GeoJSON in WGS 84 degrees: a Polygon or MultiPolygon, split at the
-    antimeridian (RFC 7946, 3.1.9), or a station's Point. It is empty if the object states no place. The bbox of an Item
-    is computed from the geometry only. `properties` are STAC properties; `native` are the format's own values,
-    unrounded, for comparison with an independent reader; `findings` are issues that do not stop the reader.
+    antimeridian (RFC 7946, 3.1.9), or a Point or MultiPoint if the place has no area. It is empty if the object states
+    no place. The bbox of an Item is computed from the geometry only. `properties` are STAC properties; `native` are the
+    format's own values, unrounded, for comparison with an independent reader; `findings` are issues that do not stop
+    the reader.
     """
 
     start: datetime
@@ -89,7 +90,7 @@ class HeaderMetadata:
     sidecars: tuple[str, ...] = ()
     """Suffixes of the existing sidecars that match the object."""
     layers: tuple[Layer, ...] = ()
-    """All fields in order; empty if no index lists them, or if there are too many."""
+    """All fields in order; empty if their names are unknown, or if there are too many."""
 
 
 class ReadError(Exception):

@@ -124,8 +124,8 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     """Return the file's only axis of a kind: longitude or projected x, latitude or projected y.
 
     Each cell ends half a step from its centre. Five samples decide whether the axis is even: more samples would cost
-    requests, and no known grid is uneven between the five. Raises ReadError: MISSING_GEOLOCATION without such an axis
-    or its values, INVALID_GEOMETRY unless the values are ordered degrees or metres.
+    requests, and no known grid is uneven between the five. Raises ReadError: MISSING_GEOLOCATION without exactly one
+    such axis, its samples, or a known unit; INVALID_GEOMETRY unless the values are ordered degrees or metres.
     """
     names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
     if len(names) != 1:

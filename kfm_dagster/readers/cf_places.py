@@ -100,7 +100,7 @@ def _grid(
     """Return the place with the fields of the projection extension 2.0.0.
 
     In the transform, row 0 is in the north: GDAL presents each NetCDF grid like this, whichever way its rows run. The
-    transform is left out when cells differ in size.
+    transform is left out when cells differ in size, or when the columns run to the west.
     """
     properties = {**names, "proj:shape": [y.length, x.length], "proj:bbox": [x.low, y.low, x.high, y.high]}
     if x.step is not None and y.step is not None and x.step > 0:
@@ -164,7 +164,7 @@ def _pairs(header: NetcdfHeader) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     kinds = {name: axis_kind(variable) for name, variable in header.variables.items() if variable.dimensions}
     for x, y in ((x, y) for x, kind in kinds.items() if kind == "x" for y in kinds if kinds[y] == "y"):
         dimensions = header.variables[x].dimensions
-        # ROMS pairs lon_rho with lat_rho, FVCOM lonc with latc: the names differ in the first word only.
+        # Paired by dimensions, not by names, which differ by model: lon_rho and lat_rho (ROMS), lonc and latc (FVCOM).
         if dimensions == header.variables[y].dimensions:
             yield x, y, dimensions
 

@@ -78,7 +78,7 @@ def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
     """Return a rim's azimuths, counter-clockwise from the north, the same number per quarter.
 
     The line to the easternmost point meets that point's meridian at a right angle. So on a sphere the cosine of the
-    line's azimuth at the centre is tan(radius) tan(latitude). The ellipsoid changes nothing visible, because at that
+    line's azimuth at the centre is tan(radius) tan(latitude). This is exact enough for the ellipsoid, because near that
     point the rim follows the meridian.
     """
     eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
@@ -120,7 +120,7 @@ _STRAY = 0.005
 """Maximum distance of a simplified outline from the grid's outline, in degrees."""
 
 _ROUNDED = 1e-3
-"""Tolerance as a share of a step, for corners that are rounded to microdegrees, on a grid of a thousand steps."""
+"""Tolerance as a share of a step. Corners are rounded to microdegrees, which moves a column by a smaller share."""
 
 Array = npt.NDArray[np.float64]
 
@@ -152,7 +152,7 @@ def followed(longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
 
 
 def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:
-    """Return a border's box: west in [-180, 180), east above 180 over the antimeridian."""
+    """Return a border's box: west in [-180, 180), east above 180 if it crosses the antimeridian."""
     south, north = float(latitudes.min()), float(latitudes.max())
     if pole is not None:
         return -180.0, min(south, pole), 180.0, max(north, pole)

@@ -27,7 +27,7 @@ POINTS_PER_SIDE = 16
 LIMB_POINTS = 128
 """Vertices of an outline: on each side of the image, and around the whole limb."""
 _BISECTIONS = 40
-"""Bisections to find where a side crosses the limb; 40 reduce a step of 0.02 rad below the precision of a double."""
+"""Bisections to find where a side crosses the limb; 40 reduce a step of 0.02 rad to 2e-14 rad."""
 
 
 class FixedGrid(NamedTuple):
@@ -112,7 +112,8 @@ def _limb_crossings(grid: FixedGrid, x: Angles, y: Angles, seen: npt.NDArray[np.
 def _limb(grid: FixedGrid) -> tuple[Angles, Angles]:
     """Return scan angles of the Earth's edge, just inside it.
 
-    Lines from (H, 0, 0) touch the ellipsoid where the polar plane of that point, x = a^2/H, cuts the ellipsoid.
+    Lines from the perspective point, (H, 0, 0) from the Earth's centre, touch the ellipsoid where that point's polar
+    plane, x = a^2/H, cuts the ellipsoid.
     """
     distance = grid.perspective_point_height + grid.semi_major_axis
     radius = math.sqrt(1 - (grid.semi_major_axis / distance) ** 2)

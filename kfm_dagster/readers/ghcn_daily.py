@@ -167,7 +167,7 @@ def _properties(rows: _Rows) -> dict[str, Any]:
     optional = {
         "platform": station.decode("ascii") if single and station.isalnum() else None,
         "ghcn:rows": rows.count if whole else None,
-        # Of Parquet, only the least and the greatest identifier are known.
+        # Parquet's statistics have the least and the greatest identifier, so several stations cannot be counted.
         "ghcn:station-count": len(rows.stations) if whole and (single or rows.header is not None) else None,
         "ghcn:end-known": None if whole else False,
         "ghcn:quality-codes": {flag: text for flag, text in _FLAGS.items() if flag.encode() in rows.flags} or None,

@@ -77,7 +77,7 @@ _CODES = {
     "d": "distribution of all observations",
     "o": "outlier",
 }
-"""Meanings of quality codes. Digits are those of the Integrated Surface Database (source codes 313 to 348)."""
+"""Meanings of quality codes. Rows with source codes 313 to 348 have digits, as in the Integrated Surface Database."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -83,7 +83,7 @@ def _required(root: Hdf5Group, name: str) -> Hdf5Dataset:
 
 
 def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
-    """Return length, first and last scan angle (radians) of an axis, packed or unpacked."""
+    """Return length, first and last scan angle (radians) of an axis; packed angles are decoded."""
     axis = _required(root, name)
     if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} of shape {axis.shape} is not an axis")
@@ -241,9 +241,9 @@ def _rounded(extent: Box) -> list[float]:
 def _extent_tolerance(pixel: float) -> float:
     """Return the tolerance of a stated extent in degrees; `pixel` is in radians.
 
-    The file states the extent of the pixels' centres; the grid gives the extent of their edges. The tolerance is the
+    The file states the extent of the pixels' centres; the grid gives the extent of their edges. They may differ by the
     angle on the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second
-    order): 1.6 degrees for pixels of 2 km, 3.5 for pixels of 10 km.
+    order): 1.6 degrees for pixels of 2 km, 3.5 for pixels of 10 km. The tolerance is 1.1 times this, but at least 2.
     """
     return max(2.0, 1.1 * math.degrees(math.sqrt(2 * pixel / _LIMB_CURVATURE)))
 
@@ -296,7 +296,7 @@ def _bands(numbers: list[float], native: Mapping[str, Any]) -> list[dict[str, An
     if not numbers:
         return [{"name": name, **fields} for name, fields in images.items()]
     bands = _channels(numbers, native.get("band_wavelength", []))
-    # Names of images end in the band, so that images and bands have the same order.
+    # Images of several bands are in the order of _IMAGES, which is the order of the bands.
     fields = images.values() if len(images) == len(bands) else [{}] * len(bands)
     return [band | values for band, values in zip(bands, fields, strict=True)]
 

@@ -37,12 +37,14 @@ _DIMENSIONS = {
     "number_of_time_bounds": _TIMES, "number_of_field_of_view_bounds": _LATITUDES,
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
-"""Dimensions, each with a variable that has its length: the file's scales of unlimited dimensions have length 0."""
+"""Dimensions, each with a variable along it. Lengths are read from these variables, because the dimension scale of an
+unlimited dimension has length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Variable of files since October 2018: these have times of frames, and all their times are in seconds."""
+"""Variable that only files since October 2018 have. These also have times of the detector's frames; all their times are
+in seconds."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
-"""Quantities in several units, with the variable that states the unit: milliseconds or seconds, km2 or m2."""
+"""Quantities whose unit depends on the file (milliseconds or seconds, km2 or m2), with the variable that states it."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
 _AREA = "area coverage (pixels containing at least one constituent event only)"
 _COLUMNS: Mapping[str, tuple[str, str]] = {

@@ -42,7 +42,7 @@ def numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
-    """Return `count` elements of a variable, except unwritten ones; empty if it is absent."""
+    """Return a variable's first `count` elements without unwritten ones; [] if it is absent."""
     variable = root.dataset(name)
     if variable is None:
         return []
@@ -93,7 +93,7 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
                 MetadataIssue.TIME_MISMATCH,
                 f"time_coverage_{name} is {moment.isoformat()}, the key has {groups[name]}",
             )
-    # Names are compared without the creation stamp: the key may have the stamp of another issue of the same granule.
+    # Names are compared without the creation stamp, which differs if the granule was created again.
     name = request.key.rpartition("/")[2].rpartition("_c")[0]
     expect("dataset_name", attributes.get("dataset_name", "").rpartition("_c")[0], name)
 

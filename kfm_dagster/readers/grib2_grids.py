@@ -330,7 +330,7 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
     # Real files round the last point to millidegrees, so it is only used for comparison.
     native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
     grid = _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
-    # In real files the stated last point differs by at most 0.5 % of the extent.
+    # In real files the stated last point differs by at most 0.5 % of the extent; 2 % is tolerated.
     west, south, east, north = (
         grid.native[side] for side in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
     )

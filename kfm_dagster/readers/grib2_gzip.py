@@ -19,7 +19,7 @@ from kfm_dagster.readers.unpacked import Gunzip, Unpacked, gunzipped
 
 FIRST_BYTES = 256 * 1024
 """Length of the first request for an object: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02 to
-0.15 MB). The first bytes of a batch of 5,000 units are about 1 GiB, the limit of bytes kept between stages
+0.15 MB). The first bytes of a batch of 5,000 units take up to 1.2 GiB; at most 1 GiB is kept between stages
 (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """Maximum size of an object that is read whole; the largest of MRMS have 1.6 MB (echo tops over CONUS)."""

@@ -36,7 +36,7 @@ _HEIGHTS = {
 def layers_of(fields: Iterable[GribMessage], first: GribMessage) -> tuple[Layer, ...]:
     """Return the name and bytes of each field.
 
-    Returns nothing if any field has no name, a reference time other than `first`, or the same name as another field.
+    Returns nothing if any field has no name, the same name as another field, or a reference time other than `first`'s.
     """
     named: dict[str, Layer] = {}
     for field in fields:

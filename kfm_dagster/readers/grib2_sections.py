@@ -164,7 +164,7 @@ _SEPARATOR_BYTES = 19
 
 
 def states_length(window: HeaderWindow) -> bool:
-    """Return whether the object begins with its length. Raises ReadError if it is shorter."""
+    """Return whether the object states its own length first. Raises ReadError if it is shorter."""
     separator = _SEPARATOR.match(window.peek(0, _SEPARATOR_BYTES))
     stated = separator.end() + int(separator[1]) if separator else 0
     if stated > window.size:
@@ -245,7 +245,7 @@ def _read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
 
 
 def check_end(window: HeaderWindow, end: int) -> None:
-    """Raise ReadError(TRUNCATED_OBJECT) unless the end section is before byte `end`."""
+    """Raise ReadError(TRUNCATED_OBJECT) unless the 4 bytes before byte `end` are END."""
     if window.read(end - len(END), len(END)) != END:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the message that ends at byte {end} has no {END.decode()}")
 

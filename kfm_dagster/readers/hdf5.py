@@ -156,7 +156,7 @@ class Hdf5Object:
         return float(value)
 
     def attributes(self) -> dict[str, AttributeValue]:
-        """Return texts, numbers and lists of numbers by name, in order.
+        """Return texts, numbers and lists of numbers by name, sorted by name.
 
         A list with a single number is returned as that number. Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and
         other kinds of value, are left out. Invalid UTF-8 in a text is replaced, as by the netCDF4 library for Python.
@@ -263,7 +263,7 @@ class Hdf5Group(Hdf5Object):
         return dataset
 
     def datasets(self) -> dict[str, Hdf5Dataset]:
-        """Return every variable by name, in order; groups and types are left out."""
+        """Return every variable by name, sorted by name; groups and types are left out."""
         members = dict(self._members)
         if self._dense_links is not None:
             members.update(messages.hard_link(body) for body in self._dense_links().values())

@@ -4,7 +4,7 @@ Belongs here: section III of the HDF5 file format specification 3.0, as far as N
 (B-tree version 1, local heap), and dense storage (B-tree version 2 of name hashes, fractal heap). Does not belong here:
 messages of headers (`hdf5_messages.py`), values in the global heap (`hdf5_chunks.py`).
 
-Walks descend a level at each step and read at most MAX_ENTRIES entries, so the walk of a cyclic tree ends soon.
+Walks descend a level at each step and read a bounded number of entries, so the walk of a cyclic tree ends soon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, u
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
-"""Maximum entries and nodes read from an index; the largest index of a GOES-R file has about 100."""
+"""Maximum entries and nodes read from an index of names; the largest of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 1 << 16
 MAX_ROWS, MAX_WIDTH = 64, 64

@@ -46,8 +46,8 @@ MAX_HEADER_BYTES = 1 << 16
 """Maximum bytes of an object header with its continuations; a GOES-R root header has up to 16 KiB."""
 
 MAX_EXTENT = 1 << 48
-"""Maximum elements along a dimension. No store holds more. libhdf5 rounds the number of chunks up to a power of 2, and
-can do so only up to 2**63."""
+"""Maximum elements along a dimension, more than any store holds. libhdf5 rounds the number of chunks along a dimension
+up to a power of 2, which fails above 2**63."""
 
 _MOST_CHUNKED = 0xFFFF_FFFF
 """Maximum bytes of a chunk, because a key of the B-tree of chunks stores the number of bytes in 32 bits."""

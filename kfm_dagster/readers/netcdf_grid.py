@@ -6,8 +6,9 @@ key. Does not belong here: axes (`cf_axes.py`), the place of the values (`cf_pla
 
 The key grammar's groups have fixed meanings here. `date` has the first digits of the file's time, such as YYYYMMDD.
 `run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run. `preliminary` or `final`, if present, is the file's
-status. The groups of `_GROUPS` become properties, unchanged, and `prefix` is the first word of their names. CF are the
-Climate and Forecast conventions, ACDD is the Attribute Convention for Data Discovery.
+status. The groups of `_GROUPS` become properties `<prefix>:<group>`, unchanged; without a group `prefix`, the prefix is
+the first word of the file's name, else `grid`. CF are the Climate and Forecast conventions, ACDD is the Attribute
+Convention for Data Discovery.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Interval = tuple[datetime, datetime]
 def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a NetCDF file and check it against its key. Conforms to `Reader`.
 
-    The geometry is empty when no axes, no coordinates within the bounds and no attributes state the file's place.
+    The geometry is empty when neither axes, nor coordinates small enough to be read, nor attributes state the place.
     Raises ReadError: MISSING_GEOLOCATION for axes without a known place, INVALID_GEOMETRY, INVALID_TIME_RANGE,
     TIME_MISMATCH when the key has another date, and the errors of `read_netcdf_header`.
     """
@@ -191,7 +192,7 @@ def _description(variable: Variable) -> dict[str, str]:
 
 
 def _texts(header: NetcdfHeader) -> dict[str, str]:
-    """Return global attributes under their own names, and the level of the processing extension."""
+    """Return global attributes as `acdd:<name>`, and the level of the processing extension."""
     texts = {name: shown_text(value) for name in _ATTRIBUTES if isinstance(value := header.attributes.get(name), str)}
     properties = {f"acdd:{name.replace('_', '-')}": text for name, text in texts.items() if text}
     if level := _LEVEL.search(texts.get("processing_level", "")):

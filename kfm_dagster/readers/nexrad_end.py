@@ -112,8 +112,8 @@ def _of_ends(first: Radial, volume_messages: Iterable[tuple[int, bytes]]) -> Vol
     """Return the volume's end by its first radial and its last messages.
 
     A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
-    2620002, table XI, waveform): a volume begins with the first kind, so its first and last cut together have all
-    moments if velocity is among them.
+    2620002, table XI, waveform). A volume begins with a cut for surveillance, so its first and last cut together have
+    all moments if reflectivity and velocity are among them.
     """
     last, moments = _survey(volume_messages)
     moments |= set(first.moments)

@@ -4,7 +4,7 @@ ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product descript
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
 status message (figure 3-17). A message states its length, its blocks state their lengths and must follow each other to
 the message's end, and a compressed message states its unpacked size. All these must match the bytes. The header's count
-of blocks is not checked, because a real storm total does not count its tabular block.
+of blocks is not checked, because a real storm total product does not count its tabular block.
 
 Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
 lines. Does not belong here: the frame of the message (`nexrad_l3_bulletin.py`) and the Item (`nexrad_level3.py`).

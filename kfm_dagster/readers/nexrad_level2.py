@@ -148,11 +148,11 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     """Read the head and end of a volume. Conforms to `Reader`.
 
     `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the time of volume header or first
-    radial, whichever is earlier; `end` is the last radial's time, or the start if unknown (`nexrad:end-known`).
-    `datetime` is the start, because the key's time is cut to seconds. A volume that may be incomplete has a finding
-    COMPLETENESS_UNCHECKED. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE
-    and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
-    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
+    radial, whichever is earlier; `end` is the last radial's time, or the start if the last radial was not read
+    (`nexrad:end-known` is False). `datetime` is the start, not the key's time, which is cut to seconds. A volume that
+    may be incomplete has a finding COMPLETENESS_UNCHECKED. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT,
+    RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH
+    and KEY_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
     """
     nominal = datetime.strptime(request.groups["date"] + request.groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     icao = request.groups["site"]

@@ -4,7 +4,8 @@ Belongs here: the Item's fields by a product's description. Does not belong here
 (`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
 Cost: an object is read whole, because only a complete read proves that it is whole. The first request reads 256 KiB,
-enough for nearly all real objects; a second request reads the rest, up to byte 4 Mi. bzip2 is unpacked outside the GIL.
+enough for nearly all real objects; a second request reads the rest. Objects above 4 MiB are refused. bzip2 is unpacked
+outside the GIL.
 
 Footprint: a disc of the product's range around the radar. Without a range it is a Point at the radar's position: a VAD
 wind profile describes the air above the radar, a status message describes the radar, and a text describes no area.
@@ -81,13 +82,13 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     """Read an object. Conforms to `Reader`.
 
     `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
-    are the start of the volume scan (with SAILS, of the elevation). For an accumulation, start is its begin, end and
-    datetime are its end. For a general status message all three are its time; for a plain text, the heading's time.
-    `processing:datetime` is the time of generation. An object has a finding COMPLETENESS_UNCHECKED if bytes follow its
-    message or belong to no block, or if no block begins at a stated offset. A plain text states no length, so it has
-    the finding when its end is missing. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and
-    INVALID_TIME_RANGE for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and
-    INVALID_GEOMETRY for the position.
+    are the start of the volume scan (of the elevation's scan, if SAILS repeats the lowest elevation within the volume).
+    For an accumulation, start is its begin, end and datetime are its end. For a general status message all three are
+    its time; for a plain text, the heading's time. `processing:datetime` is the time of generation. An object has a
+    finding COMPLETENESS_UNCHECKED if bytes follow its message or belong to no block, or if no block begins at a stated
+    offset. A plain text states no length, so it has the finding when its end is missing. Raises ReadError:
+    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes, TIME_MISMATCH and
+    PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     nominal = datetime.strptime(request.groups["stamp"], "%Y_%m_%d_%H_%M_%S").replace(tzinfo=UTC)
     stored = BlockCache(request.source, block_bytes=FIRST_BYTES, max_blocks=MAX_BLOCKS)

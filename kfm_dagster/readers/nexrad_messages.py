@@ -233,7 +233,7 @@ def time_of(day: int, milliseconds: int) -> datetime:
 
 
 READ_BYTES = 128 * 1024
-"""Bytes of a range request's block; real heads take 1 to 3, because a bzip2 block must be whole (50 to 270 KB)."""
+"""Bytes of a range request's block; real heads take 1 to 3: a bzip2 block (50 to 270 KB) is only unpacked whole."""
 FRAME_BYTES = 2432
 """Bytes of a frame; every message except type 31 fills one frame (ICD 2620010, 7.3.5)."""
 MAX_RECORD_BYTES = 1024 * 1024

@@ -173,7 +173,7 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
 
 
 def coverage(kind: RadarKind, place: Position, lowest: Radial | None) -> Mapping[str, Any]:
-    """Return the GeoJSON disc within the lowest cut's reach, or else within the kind's range."""
+    """Return a GeoJSON disc of the lowest cut's reach, else the kind's range; at most RANGE_M."""
     reach_m = lowest.reach_m if lowest is not None and lowest.cut == 1 else None
     return disc(place.latitude, place.longitude, min(reach_m or kind.range_m, RANGE_M))
 

@@ -2,7 +2,7 @@
 
 Belongs here: the ranges and number of requests. Does not belong here: the meaning of the bytes.
 
-Blocks are 64 KiB, because real GOES ABI files have their metadata in 2 to 5 such blocks; each costs a request.
+Blocks are 64 KiB: real GOES ABI files have their metadata in 2 to 5 such blocks, so a header takes at most 5 requests.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class BytesSource:
 class BlockCache:
     """Cache of another ByteSource's blocks; adjacent blocks are requested at once.
 
-    A read of any of the last `tail_blocks` blocks requests all of these, except the object's first block. A cache
-    serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are
-    needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size promises.
+    A read in one of the last `tail_blocks` blocks requests all of these; the object's first block is never among them.
+    A cache serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct
+    blocks are needed, and ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes than its size promises.
     """
 
     def __init__(

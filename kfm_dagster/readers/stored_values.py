@@ -25,7 +25,7 @@ def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue])
     """Return the fields of a band with values stored as `data_type`, by its attributes.
 
     Scale and offset are the file's own numbers, unrounded: value = stored * scale + offset (CF 1.11, 8.1). If
-    `_Unsigned` is set, integers and their fill value are unsigned (NetCDF Users Guide, appendix A).
+    `_Unsigned` is `true`, integers and their fill value are unsigned (NetCDF Users Guide, appendix A).
     """
     unsigned = attributes.get("_Unsigned") == "true" and data_type is not None and data_type.startswith("int")
     stored_type = f"u{data_type}" if unsigned else data_type

@@ -61,7 +61,7 @@ class TextLines:
         self.unread = f"{size} bytes; the first and last {READ_BYTES} are read"
         yield from _requests(self.source, READ_BYTES)
         tail = b"".join(pieces(self.source, size - READ_BYTES, size, step=READ_BYTES))
-        # Both parts are cut within a line.
+        # The beginning ends within a line, and the end begins within one: both cut lines are dropped.
         self.rest, end = b"", tail.find(b"\n")
         yield tail[end + 1 :] if 0 <= end <= self.most_line else tail
 

@@ -31,7 +31,7 @@ def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) ->
 
 
 class Gunzip:
-    """gzip as a `bz2.BZ2Decompressor`; checksum and length are verified (RFC 1952, 2.3.1)."""
+    """Decompress gzip, verifying checksum and length; the interface is `bz2.BZ2Decompressor`'s."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -59,7 +59,8 @@ class Gunzip:
 class Unpacked:
     """A compressed stream as bytes, read forwards: a read discards the bytes before its start.
 
-    At least `step` bytes are decompressed at a time, at most `limit` in all.
+    A call of the decompressor returns up to `step` bytes, or as many as the read still needs if these are more. Once
+    `limit` bytes were decompressed, a read that needs more raises ReadError.
     """
 
     def __init__(
