@@ -48,7 +48,7 @@ Source: TypeAlias = "str | pystac.Item | Item | Sequence[str | pystac.Item]"
 PARALLEL = 8
 """Fields that `best` reads at once."""
 MD5 = "d50110"
-"""Multihash prefix of an MD5 digest (table of multiformats). Items have their object's ETag in this form."""
+"""Multihash prefix of an MD5 digest (table of multiformats). Items have an ETag in this form if it is an MD5 digest."""
 PARQUET = "application/vnd.apache.parquet"
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field, and GDAL's tags that have them in seconds since 1970."""
@@ -216,7 +216,7 @@ def _file(item: Item) -> io.RawIOBase:
 
 
 def _grid(item: Item, name: str | None) -> Any:
-    """Read a GRIB2 field with GDAL, on projected coordinates; `name` None means the only field."""
+    """Read a GRIB2 field with GDAL, on the grid's coordinates; `name` None: the only field."""
     rasterio, rioxarray = package("rasterio"), package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
@@ -296,7 +296,7 @@ def _rows(item: Item) -> Any:
         rows = pandas.read_parquet(content)
     if "DATA_VALUE" in rows:
         scales = {name: variable["ghcn:scale"] for name, variable in variables_of(item).items()}
-        if "ELEMENT" not in rows:  # an object of one element; only its key has the name
+        if "ELEMENT" not in rows:  # an object of one element, which its Item names
             rows["ELEMENT"] = next(iter(scales))
         rows["value"] = rows["DATA_VALUE"] * rows["ELEMENT"].map(scales)
     moments = rows["DATE"] if "DATE" in rows else rows[["Year", "Month", "Day", "Hour", "Minute"]]

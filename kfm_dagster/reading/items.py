@@ -43,7 +43,7 @@ LONGEST_FORECAST = timedelta(days=300)
 LONGEST_ACCUMULATION = timedelta(days=31)
 """Longest time from the begin of an Item to the day of its folder: a month's mean."""
 SPANS = [timedelta(hours=2**doublings - 1) for doublings in range(9)]
-"""How far `latest` searches before the newest Item, one span after the other, up to ten days."""
+"""How far `latest` searches before the newest Item or run, one span after the other, up to ten days."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 

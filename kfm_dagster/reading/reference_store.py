@@ -24,7 +24,7 @@ _INLINE = "base64:"
 class ReferenceStore(WrapperStore[MemoryStore]):
     """Read-only store of zarr that reads each chunk from the indexed version of its object.
 
-    The wrapped store lists the references; only the values are read here.
+    The wrapped store has the references and lists their keys; this class reads the values.
     """
 
     def __init__(self, references: Mapping[str, Any], versions: Mapping[str, RemoteObject]) -> None:

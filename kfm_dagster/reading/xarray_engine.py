@@ -1,7 +1,7 @@
 """The engine `kfm` of xarray: opens a virtual store by the address of its references.
 
 Assets name the engine for xpystac. xarray imports every engine to guess which of them opens a file, so this module
-imports nothing else.
+imports only xarray until a store is opened.
 """
 
 from __future__ import annotations
