@@ -1,8 +1,8 @@
 """Lineage batches: recorded with their bytes, and published at the lineage root later.
 
-A batch is in the outbox from the transaction that records it until root and backend have it. No batch waits for another
-batch. A file appears complete under its final name, in a folder or a bucket. The file's bytes come from the batch's
-row, so that two processes write the same bytes.
+A batch is in the outbox from the transaction that records it until all its destinations have it. No batch waits for
+another batch. A file appears complete under its final name, in a folder or a bucket. The file's bytes come from the
+batch's row, so that two processes write the same bytes.
 
 Belongs here: recording a batch, publishing it to the root, and the backlog. Does not belong here: a batch's content
 (`store.py`, `noted.py`, `revisions.py`), sending to the backend (`delivery.py`), retries (`outbox.py`).

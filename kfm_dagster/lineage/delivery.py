@@ -1,4 +1,4 @@
-"""Delivery of published batches to the OpenLineage backend, at least once, in sequence.
+"""Delivery of published batches to the OpenLineage backend, event by event, at least once.
 
 A try claims its batch in the outbox and saves its progress every second. After a kill, events that were sent since the
 last save are sent again, with the same bytes and ids. The client is openlineage-python, with its transports (HTTP,
@@ -219,7 +219,7 @@ class BackendDelivery:
     def deliver(self, *, most_batches: int, within: timedelta) -> int:
         """Send due batches within both limits; return the number of accepted events.
 
-        If the backend does not answer, the batch is deferred. Raises BackendUnavailableError.
+        If the backend does not answer, the batch is deferred, and BackendUnavailableError is raised.
         """
         until = self._clock() + within
         accepted = 0

@@ -51,7 +51,7 @@ of the agent, so that an upgrade leaves attributions unchanged."""
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
     """Return the JSON-LD document of a batch of `prov_line`s; equal batches give equal bytes."""
     masking = contract.governance.masking
-    # The masking decision of every unit of the batch, under the dataset's public name.
+    # If the contract masks all units, its decision is in the document once, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
     return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 
@@ -63,7 +63,7 @@ def jsonld(lines: Iterable[bytes]) -> bytes:
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
     """Return activity and entities of a unit; `producers` are the agents of the source object."""
-    # The masking decision for the sensitive area that the footprint met.
+    # If the contract masks nothing, a unit whose footprint meets a sensitive area has a decision of its own.
     properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
     decided = properties.get(MASKING_DECISION)
     masked = [] if decided is None else MaskingDecision.from_json(decided).prov_nodes([unit.masked_id])
@@ -165,8 +165,8 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
-        # The Item never became current, so no activity generated it. The newer unit's activity ended earlier, so this
-        # activity cannot have invalidated the Item (PROV-CONSTRAINTS, generation precedes invalidation). The current
+        # The Item never became current, so no activity generated it. Nor did the newer unit's activity invalidate
+        # it, because that activity ended earlier (PROV-CONSTRAINTS: generation precedes invalidation). The current
         # Item is another aspect of the same thing, an alternate (PROV-DM, 5.5.2).
         node["kfm:superseded"] = True
         if unit.yields_to is not None:

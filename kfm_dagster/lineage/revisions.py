@@ -55,7 +55,7 @@ History = Mapping[WalId, Sequence[Revision]]
 
 
 def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
-    """Return the unit with its revision, related to the Items before and after it."""
+    """Return the unit with its revision, the Item that it replaces, and the Item it yields to."""
     revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
     revises, yields_to = _revised(unit, revision, history), _newer_item(unit.stac, history)
     if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):

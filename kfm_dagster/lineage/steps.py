@@ -32,7 +32,8 @@ from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
 INPUTS_NAMED = 100
-"""More inputs of a step are shown as one dataset with their number: so many would flood a lineage browser."""
+"""Maximum inputs that a document names, because more would flood a lineage browser. If a step has more, OpenLineage has
+one dataset with their number, and PROV the first inputs and their number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,7 +268,7 @@ def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _artifact(record: Any) -> tuple[str, str] | None:
-    """Return the file of a chain's record, or of `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    """Return the file of a chain's record, or of another team's (`artifact`: `uri`, `sha256`)."""
     if not isinstance(record, dict):
         return None
     file = record.get("artifact")

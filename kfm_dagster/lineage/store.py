@@ -185,7 +185,7 @@ class Lineage:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Build a partition's documents, then record it in a transaction that blocks other writers."""
+        """Build a partition's documents, then record them; only the recording blocks other writers."""
         history = self._history(units)
         revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(revised, history, run, contract)
@@ -213,7 +213,7 @@ class Lineage:
     def _record_path(
         self, tx: Transaction, path: LineagePath, part: _Part, run: IngestRun, contract: DatasetContract
     ) -> None:
-        """Record a path; a refusal by the database does not affect the other path."""
+        """Record units on a path; a refusal by the database does not affect the other path."""
         lines = part.lines[path]
         units = [unit for unit in part.units if unit.wal_id in lines and unit.wal_id not in part.refused]
         if not units:

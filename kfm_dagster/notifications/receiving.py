@@ -35,7 +35,7 @@ MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000
-"""Limits of a part: its messages are landed, parsed and recorded together. A unit takes 10 KB until it is recorded."""
+"""Limits of a part: its messages are landed, parsed and recorded together. Until then, a unit takes 10 KB of memory."""
 
 
 def announced(message: SqsMessage) -> int:
@@ -69,8 +69,8 @@ def in_parts(
 class ReceiveCall:
     """The messages of a receive call, and the sizes of its next requests.
 
-    A request can bring ten messages of 1 MiB. So it reserves for each message the size of the largest message that the
-    call has received; at first, 1 MiB.
+    A request can bring ten messages of 1 MiB. So the call reserves for each message the size of its largest
+    message so far; at first, 1 MiB.
     """
 
     max_messages: int

@@ -1,6 +1,6 @@
 """SNS signatures: a message's signed text, its certificate's allowed URLs, verification.
 
-Belongs here: the text that SNS signs, the pin of the certificate's URL, and the checks of chain, name, dates and
+Belongs here: the text that SNS signs, the URLs that a certificate may have, and the checks of chain, name, dates and
 signature; the library `cryptography` does the cryptography. Pure: no request, no clock. Does not belong here: fetching
 certificates and which messages must be signed (`authenticity.py`).
 """
@@ -43,7 +43,7 @@ MAX_SIGNATURE_CHARACTERS = 1024
 
 
 class SignatureError(Exception):
-    """A message differs from the signed content; the text is the reason in a few words."""
+    """A message has no valid signature of its topic; the text is the reason in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

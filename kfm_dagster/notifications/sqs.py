@@ -114,7 +114,7 @@ class Queue:
         """Receive at most `max_messages` messages, until the queue seems empty or a budget ends.
 
         The first request waits for a message, so it queries all of SQS's servers. If it returns no message, the call
-        ends. The wait is shorter than the client's read timeout, and the budget in seconds begins after the wait.
+        ends. `wait_seconds` must be less than the client's read timeout (10 s); the budget begins after this wait.
 
         Budgets: seconds, bytes of all bodies, announced units. Requests under way can exceed a budget. At least
         one request is made, unless the budget is 0 seconds.
