@@ -1,4 +1,4 @@
-"""Arrival time and phase at the end of a beam (Pipeline Card Template, chapter 7, section VIII).
+"""Arrival time and phase at a beam's end (Pipeline Card Template, chapter 7, section VIII).
 
     T_arr = ( ∫ ( n_eff / c_ref ) d ell )            general
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
@@ -68,7 +68,7 @@ class PathAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseAligned:
-    """Third step: a path with its reference window; the mean of the phase over this window is zero."""
+    """Third step: a path with its reference window, over which the mean of the phase is zero."""
 
     aligned: PathAligned
     lambda_ref_m: float
@@ -133,7 +133,7 @@ def align_path(
 
 
 def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m: tuple[float, float]) -> PhaseAligned:
-    """Align the phase after the path, so that the phase has the mean zero over the reference window.
+    """Align the phase after the path, to a mean of zero over the reference window.
 
     Raises PathError for an invalid wavelength, and for a window that is empty or splits an element.
     """

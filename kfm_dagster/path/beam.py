@@ -47,7 +47,7 @@ class Geometry(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
-    """A beam as arrays of shape (points,): position gamma(ell), elements d ell, index n_eff(ell).
+    """A beam as arrays of shape (points,): position gamma(ell), element d ell, index n_eff(ell).
 
     ell: metres from the antenna along the beam, ascending. d_ell: metres, the element of each ell; the elements sum to
     extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level. n_eff:
