@@ -19,7 +19,7 @@ from kfm_dagster.contracts.model import DatasetContract
 
 DATA_ASSET = "data"
 VIRTUAL_ASSET, STORE_ASSET = "virtual-zarr", "references"
-"""Asset of a Collection that lists virtual stores, and of an Item that is a virtual store."""
+"""Keys of assets: the list of virtual stores in a Collection, and the store of an Item of this list."""
 EXTENSIONS = (
     "https://stac-extensions.github.io/alternate-assets/v1.2.0/schema.json",
     "https://stac-extensions.github.io/storage/v2.0.0/schema.json",
@@ -61,7 +61,7 @@ def storage_schemes(envelope: Envelope, contract: DatasetContract) -> dict[str, 
 def assets(
     envelope: Envelope, *, contract: DatasetContract, metadata: Metadata, groups: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the assets of object and existing sidecars; `groups` are the groups of the key."""
+    """Return the assets of object and existing sidecars; `groups` are the key's regex groups."""
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,
@@ -113,7 +113,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
     addresses["storage:refs"] = [_SCHEME]
     if anyone_reads(contract):
         path = quote(key, safe=_HTTPS_SAFE)
-        # In a template, a group without a match is an empty text.
+        # In a mirror's template, a group without a match is an empty text.
         texts = defaultdict(str, groups, bucket=bucket, key=path)
         mirrors = {name: {"href": href.format_map(texts)} for name, href in contract.storage.mirrors.items()}
         own = {"href": f"{bucket_endpoint(bucket, contract.storage.region)}/{path}", "storage:refs": [_SCHEME]}

@@ -50,8 +50,9 @@ def tree(
 ) -> list[Level]:
     """Return documents from the root to these days' pages, by level. Raises PublishError.
 
-    The document of a collection, year or day without Items is None. `root=False` leaves out the root. `pages` names the
-    pages to return; each must have Items.
+    The document of a root, collection, year or day without Items is None. `root=False` leaves out the root, and the
+    Collections that precede or succeed this one. `pages` names the pages to return, by default all pages of the days;
+    each must have Items.
     """
     contract, collection = index.contract, index.contract.stac.collection
     pages_of = {day: index.pages(day) for day in sorted(set(days))}
@@ -96,7 +97,7 @@ def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
 
 
 def _related(index: CollectionIndex) -> dict[str, dict[str, Any] | None]:
-    """Return the Collections whose links change when this Collection gets or loses its Items."""
+    """Return the predecessors and the successor; they link this Collection only if it has Items."""
     documents = {}
     for _, other in index.versions():
         with other.only_writer():
@@ -128,7 +129,7 @@ def collection_document(
 ) -> dict[str, Any]:
     """Return the Collection of a dataset; `run_id` is the run that wrote the newest Item.
 
-    `versions` has the related datasets, each with its link relation.
+    `versions` has the preceding and succeeding datasets, each with its link relation.
     """
     import pystac  # noqa: PLC0415, as above
 
@@ -180,7 +181,7 @@ def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
     if places.virtual and contract.virtual:
         assets[VIRTUAL_ASSET] = {
             "title": "Virtual Zarr stores",
-            "description": "A Catalog of the days with stores; each links the stores of its day as Items.",
+            "description": "A Catalog of the days with stores; it links a list of each day's stores, which are Items.",
             "href": f"{places.virtual}/{layout.store_days_path(contract.stac.collection)}",
             "type": JSON,
             "roles": ["virtual"],

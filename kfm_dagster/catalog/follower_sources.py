@@ -83,7 +83,7 @@ class FollowerSources:
         return cls(loaded=loaded, errors=errors)
 
     def followers(self, context: FollowerContext) -> list[Follower]:
-        """Return all sources' followers, ordered by `after`; a source that fails is left out."""
+        """Return the followers of all sources that do not fail; fewest names in `after` first."""
         followers: list[Follower] = []
         for name, source in self.loaded.items():
             try:
@@ -100,5 +100,5 @@ def _source(kind: object, settings: Settings, registry: ContractRegistry) -> Fol
 
 
 @cache
-def _installed(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001, the key: reading all metadata takes 50 ms
+def _installed(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001, the cache's key; reading takes 50 ms
     return entry_points(group=GROUP)

@@ -103,7 +103,7 @@ class FollowerRunner:
         return delivered
 
     def states(self) -> list[FollowerState]:
-        """Return the position of every follower in every collection."""
+        """Return the position of each follower in each collection that it has begun to follow."""
         with self._database.snapshot() as view:
             return view.rows(FollowerState, "catalog.follower_states")
 
@@ -119,7 +119,7 @@ class FollowerRunner:
             return [self._owners[row.collection_id] for row in rows]
 
     def _advance(self, follower: Follower, contract: DatasetContract) -> int:
-        """Advance a follower by a batch and return the number of changes; 0 without a claim."""
+        """Advance a follower by a batch; return the number of changes, 0 if claimed or deferred."""
         entry = self._outbox.take(follower.name, contract.stac.collection)
         if entry is None:
             return 0
@@ -188,7 +188,7 @@ class FollowerRunner:
     def _read(
         self, contract: DatasetContract, changes: Sequence[ItemChange]
     ) -> tuple[list[ItemChange], list[ItemChange]]:
-        """Return the changes whose files match the index, and the changes whose files differ."""
+        """Return the current changes whose files match the index, and those whose files differ."""
         with self._database.snapshot() as view:
             rows = view.run(
                 "catalog.contents",

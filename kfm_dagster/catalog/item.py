@@ -36,10 +36,10 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 class Candidate:
     """An Item to be registered in the catalog.
 
-    `content` is the canonical JSON to write. Only `bbox` and `properties` (without objects) are parsed, because a batch
-    of parsed Items would take ten times the memory. `precedence` and `sequencer` (each can be empty) and `event_time`
-    give the order of re-issued objects. The fence needs `attempt`, the attempt of the unit's claim; the undo log needs
-    `run_id` (None outside a run).
+    `content` is the canonical JSON to write. Only `bbox` and `properties` (without JSON objects) are parsed, because a
+    batch of parsed Items would take ten times the memory. `precedence` and `sequencer` (each can be empty) and
+    `event_time` give the order of re-issued objects. The fence needs `attempt`, the attempt of the unit's claim; the
+    undo log needs `run_id` (None outside a run).
     """
 
     dataset: str

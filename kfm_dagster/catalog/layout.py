@@ -7,7 +7,7 @@
     <collection>/<YYYY>/<YYYY-MM-DD>/page-NNNN.json             links at most 1,000 Items
     <collection>/<YYYY>/<YYYY-MM-DD>/<item-id>.json             Item
 
-No file grows with the number of Items. Every href is relative, so that a catalog can be copied and moved. The parent of
+No file links more than 1,000 Items. Every href is relative, so that a catalog can be copied and moved. The parent of
 an Item is its day, which never changes. A page is a slice of the day; the page that links an Item can change.
 Does not belong here: content of files (`item.py`, `documents.py`).
 """

@@ -77,7 +77,7 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 
 
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
-    """Return the result of a candidate whose Item another candidate was chosen to write."""
+    """Return the result of a candidate that lost to `winner`, another candidate for the Item."""
     if {issue.code for issue in result.issues} & set(FenceIssue):
         # The fence refused the winner's unit, not this candidate's unit.
         message = f"{winner.wal_id}, which was chosen to write the Item, lost its claim"

@@ -120,7 +120,7 @@ class Catalog:
 
         Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
         nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises
-        PublishError if the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the database's
+        PublishError if the storage of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the database's
         own error; the call can be repeated after each of these.
         """
         contract = self._registry[dataset]
@@ -250,7 +250,10 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit, whose run died before it recorded the lineage."""
+    """A current Item of a quarantined unit, without current lineage.
+
+    The unit's run died after it had written the Item, and before it recorded the lineage.
+    """
 
     dataset: str
     run_id: str

@@ -69,8 +69,8 @@ class PromotionLog:
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
         """Log intended writes; return these with entries. `files` are the current files by path.
 
-        Takes two statements, and one more for each overwritten Item. A write that only restores a lost file does not
-        change the catalog's content. So it is not logged, and the Item keeps its entry.
+        Takes one statement and, for overwritten Items, one more together and one more each. A write that only restores
+        a lost file does not change the catalog's content. So it is not logged, and the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
         if not logged:
@@ -289,7 +289,10 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Walk back from the newest entry while entries are own or withdrawn; return the oldest one."""
+    """Return the oldest entry to undo, None if `is_own` rejects the first ancestor.
+
+    Entries are undone from the first ancestor back, while `is_own` accepts them or they are withdrawn.
+    """
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):
@@ -304,7 +307,7 @@ def _files_without_row(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Return steps for files without a row; a promotion or undo that died has left these files."""
+    """Return steps for files that differ from the index, left by a promotion or undo that died."""
     paths = {item_id: _path(index, row, own[item_id][0]) for item_id, row in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
