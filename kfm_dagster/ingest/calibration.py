@@ -20,9 +20,9 @@ from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockRe
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
-"""A decisive reading is valid for this time; a clock then drifts by far less than a second."""
+"""A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
 KEPT = timedelta(minutes=1)
-"""Readings are kept in memory for this time, so that a run's stages do not each wait for a server without a Date."""
+"""Readings are kept in memory for this time. Otherwise each stage would wait for a time server that gives none."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class Calibration:
     database: Database
     clock: Callable[[], datetime]
     _kept: dict[str, tuple[datetime, tuple[ClockReading, ...]]] = field(default_factory=dict, init=False)
-    """By contract, because each has a server of its own: the time of reading the log, and the readings."""
+    """By contract, because each has its own server: the time when the log was read, and its readings."""
 
     def __post_init__(self) -> None:
         self._log = ClockLog(self.database)

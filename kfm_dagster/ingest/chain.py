@@ -1,11 +1,11 @@
 """A dataset's chain without Dagster, and a run's rollback after a final failure (PCS-03).
 
-A rollback also undoes the run's other stages. Some of them may follow the failed stage, because a re-execution may fail
-at an earlier stage than its first execution had reached. One transaction first releases the claims. If the run has lost
-a claim, nothing is undone, because another run may rely on that unit's effects. Otherwise the transaction, in reverse
-topological order, withdraws lineage, restores Items byte for byte, and revokes each stage's output in run-state (after
-the commit if run-state is outside the database). A run whose process died is not rolled back, because the next attempt
-of its units completes its effects.
+A rollback also undoes the run's other stages. Some of them may follow the failed stage, because a re-execution of the
+run may fail at an earlier stage than the first execution had reached. One transaction first releases the claims. If the
+run has lost a claim, nothing is undone, because another run may rely on that unit's effects. Otherwise the transaction,
+in reverse topological order, withdraws lineage, restores Items byte for byte, and revokes each stage's output in
+run-state (after the commit if run-state is outside the database). A run whose process died is not rolled back, because
+the next attempt of its units completes its effects.
 
 Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`), the run contract
 around each (`stages/run_contract.py`), or the failed stage's own compensation (`stages/lifecycle.py`).
@@ -123,7 +123,7 @@ class Rollback:
 def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | None:
     """Return the seconds until the retry of a failed stage; None if its run must be rolled back.
 
-    `tries` is the number of the caller's tries.
+    `tries` is the number of tries so far, as the caller counts them.
     """
     return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, classify(error), tries=tries)
 
@@ -133,10 +133,10 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     `because` becomes the last error of every unit of the run, so that quarantined units name stage and gate.
 
-    Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
-    earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
-    and the units' next attempt completes the effects. If run-state is outside the database, and only the revocation
-    after the commit fails, the outputs are revoked in a second try.
+    Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run's first stage
+    reused an earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is
+    unchanged, and the units' next attempt completes the effects. If run-state is outside the database, and only the
+    revocation after the commit fails, the outputs are revoked in a second try.
     """
     states = list(_current_states(node))
     with node.pipeline.database.snapshot() as tx:
@@ -196,9 +196,9 @@ def _revoke_remaining_outputs(node: ChainNode) -> None:
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
-    """Lock a stage and return its failed attempt. Raises _TakenOverError after a restart.
+    """Lock a stage and return its failed attempt. Raises _TakenOverError if it has none.
 
-    Call it with the claims locked, because a committing stage locks in this order, too.
+    The caller must have locked the claims before, because a committing stage also locks claims first.
     """
     lock_node(node.name, tx=tx)
     failed = _failed(node, tx)
@@ -238,7 +238,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release the run's claims; quarantine units at fault if the error is not compensable.
+    """Release the run's claims; quarantine units at fault if `human_review` has the class.
 
     Raises ClaimsLostError if the run has lost a claim.
     """

@@ -20,7 +20,7 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter, open_energy_meter
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Dataset contracts, pipeline card, the catalog's followers, and the grid's energy meter."""
+    """Contracts, pipeline card, followers, and the energy meter (None without KFM_ENERGY_GRID)."""
 
     registry: ContractRegistry
     card: Card
@@ -42,7 +42,7 @@ class Configuration:
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse a first day before all data, because Dagster handles at most 100,000 partitions."""
+    """Refuse a first day before all data; a wrong year may exceed Dagster's 100,000 partitions."""
     if settings.first_day is not None and settings.first_day < registry.first_day:
         raise ConfigurationError(
             "environment variable KFM_FIRST_DAY is wrong",

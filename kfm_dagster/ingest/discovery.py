@@ -121,9 +121,9 @@ class MessageParse(ChainNode):
     def references(self) -> Sequence[InputReference]:
         """Return the requests to ledger or bucket, each with its query and the day as its window.
 
-        Each request of a listing has the digest of the whole listing: keys, ETags, Last-Modified. A run lists once, so
-        a second call returns the first digest even if the bucket has changed. A backfill's requests have no digest,
-        because a backfill records objects while it lists.
+        Each request of a listing has the digest of the whole listing: URIs, sizes, ETags, Last-Modified. A run lists
+        once, so a second call returns the first digest even if the bucket has changed. A backfill's requests have no
+        digest, because a backfill records objects while it lists.
         """
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
         requests: dict[str, dict[str, str]] = {
@@ -145,7 +145,7 @@ class MessageParse(ChainNode):
     def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is not Source.LISTING:
             return [ManifestEntry(uri=_in_ledger(self))]
-        # For a switched-off dataset a listing fails visibly, while a run over the ledger would claim nothing.
+        # A listing of a switched-off dataset fails visibly. A run without a listing needs no check: it claims nothing.
         refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.account is not None:
             return [ManifestEntry(uri=uri) for uri in self._prefixes()]
@@ -197,8 +197,8 @@ class MessageParse(ChainNode):
 
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
-        """Return whether no unit of the day waits or is in progress."""
-        # A listing requeues failed units, and a backfill must count the listed objects.
+        """Return whether no unit of the day waits or is in progress; always False for a backfill."""
+        # With a listing, failed units wait, too, because it requeues them. A backfill must count the listed objects.
         waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(
             dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx
@@ -237,7 +237,7 @@ class MessageParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Return the entry of the claimed units: the digest of their ids and record versions."""
+        """Return a manifest entry of the claimed units: the digest of their ids and record versions."""
         return claimed_of(self, batch)
 
     @override

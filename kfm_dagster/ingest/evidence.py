@@ -1,10 +1,10 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014). A later
-attempt of such a unit adds the lineage, but if no attempt succeeds, the Item would stay without lineage. A case without
-evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
-leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
-a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
+The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014), because
+only a further attempt would add the lineage, and such a unit may get no further attempt. A case without evidence is
+due. The collector stores a bundle under its hash before the case names it, so that a crash in between leaves an unused
+file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here: a bundle's content
+(`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ EDGE_BYTES = 512
 LIMIT = 500
 """Maximum cases per call; later calls collect the remaining cases."""
 BUDGET_SECONDS = 15.0
-"""A call begins no further part after this time, because a store that does not answer must not delay a tick (60 s)."""
+"""After this time a call stops at the next multiple of _PART cases: a silent store must not delay a tick (60 s)."""
 _PART = 50
+"""Cases whose evidence is collected at a time."""
 
 _OVERWRITTEN = frozenset({LedgerCode.STALE_EVENT.value, LedgerCode.SUPERSEDED.value})
 _LOG = logging.getLogger(__name__)

@@ -193,7 +193,7 @@ def _own_body(body: str, record: NoddWalRecord) -> Any:
 
 @lru_cache(maxsize=2)
 def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | None], Any]]:
-    """Return a message's envelope (None: raw delivery), payload, and records by object.
+    """Return a message's SNS fields (None: raw delivery), other payload fields, and records.
 
     The message is parsed once for all its units. Records are keyed by (URI, ETag) of their object, an object's first
     record also by (URI, None).

@@ -1,9 +1,10 @@
 """Feed watch: when a deployment checks for missing data and records the result (BEY-05).
 
 There are three checks. When a run settles, it records its day without a query, because its gate G6 has counted the
-day. Every hour, a schedule checks the days with newly settled hours, because missing data start no run. Each
-tick of a sensor or worker checks the newest announcements for silences and drops. Belongs here: when to check, and by
-which contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
+day. Every hour, a schedule checks the days with newly settled hours, because missing data start no run. An hour is
+settled `settles_after_seconds` (of the contract) after its end: then its objects should exist. Each tick of a sensor or
+worker checks the newest announcements for silences and drops (`GapKind`). Belongs here: when to check, and by which
+contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FeedReport:
 
 
 class FeedWatch:
-    """The followed feeds of a deployment. A sample feed has no missing data."""
+    """The followed feeds of a deployment. A sample feed (KFM_FEED) is not checked."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -109,7 +110,7 @@ class FeedWatch:
     def watch(self, due: datetime | None = None) -> datetime | None:
         """Check for silences and drops from `due` on (None: at once); return when to check next.
 
-        A deployment that follows no product only queries its feeds, every five minutes.
+        If no product is followed, the next check is after NO_FEED.
         """
         now = self.clock()
         if self._sampled or (due is not None and now < due):
@@ -157,7 +158,7 @@ class FeedWatch:
         return sorted({*new, *self.gaps.open_days(contract.id, since=earliest)})
 
     def _count_arrivals(self, contract: DatasetContract, feeds: Sequence[FollowedProduct], until: datetime) -> None:
-        """Count past days that are not counted yet; a day without announcements is counted again."""
+        """Count the arrivals of uncounted past days; a day without arrivals is counted again."""
         last = until.date() - timedelta(days=1)
         first = max(last - timedelta(days=DAYS_BACK), min(feed.followed_since for feed in feeds).date())
         with self.gaps.database.snapshot() as view:

@@ -78,15 +78,16 @@ def take_in(
     budget_seconds: float | None = None,
     most: int | None = None,
 ) -> IntakeReport:
-    """Receive and record messages for at most one run, unless too many live units are in flight.
+    """Receive and record messages, unless too many live units are in flight.
 
+    The number of messages is at most KFM_MAX_UNITS_PER_RUN and at most the number of further units allowed in flight.
     Receiving also stops at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK, after the current requests. Bulk units in
     flight do not count, because a backfill must not stop live data. `wait_seconds` is the wait at an empty queue;
     `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, and `most` limits messages and units further.
 
     Raises QueueUnavailableError and DatabaseUnavailableError; unrecorded messages are visible again after their
-    visibility timeout. Raises StoreAccessError if the landing zone refuses a batch, whose messages are then visible
-    again at once.
+    visibility timeout. Raises StoreAccessError if the landing zone refuses a part of the messages; then all of this
+    call's messages are visible again at once.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledger.acknowledge()
@@ -220,7 +221,7 @@ def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[Send
 def _of_known_senders(
     judged: Iterable[tuple[SqsMessage, SenderVerdict]], *, queue: Queue, first_wait: float | None
 ) -> list[tuple[SqsMessage, SenderVerdict]]:
-    """Return the messages with a verdict; the other messages go back to the queue and wait."""
+    """Return the messages except for those whose certificate cannot be fetched now; hide these."""
     known: list[tuple[SqsMessage, SenderVerdict]] = []
     waits: list[tuple[str, int]] = []
     for message, verdict in judged:

@@ -51,8 +51,8 @@ class KillSwitchPolicy:
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
         """Return the seconds that a message should be hidden; None if the dataset is on.
 
-        The message is hidden until the switch expires, but at most for SQS's limit, because the redrive policy counts
-        receives, and earlier receives would move the message to the DLQ.
+        The message is hidden until the switch expires, but at most for SQS's limit. Otherwise it would be received
+        again and again, and the redrive policy, which counts receives, would move it to the DLQ.
         """
         switch = self.of(dataset)
         if switch is None:
@@ -83,7 +83,7 @@ def sentence(switch: KillSwitch) -> str:
 def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today: date) -> int:
     """Count the units in flight of a lane.
 
-    Units that wait for a switch or for their day do not count, because they would block the other units.
+    Units that wait for the end of a switch or the beginning of their day do not count: they would block other units.
     """
     units = ledger.in_flight(lane, today=today)
     if not off.engaged:

@@ -269,7 +269,7 @@ BATCH = 1_000
 
 
 class Heartbeat:
-    """Renews a run's leases at every tick, and re-hides its messages after half their timeout.
+    """Renews a run's leases at each `tick`; hides its messages again after half their timeout.
 
     A run loses its claims when its lease expires, and messages are received again after their visibility timeout. The
     longest work takes longer than either, so a thread renews lease and timeouts until the work ends. `attempts` maps

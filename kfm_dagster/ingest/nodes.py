@@ -117,7 +117,7 @@ class MetadataExtract(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
-        # Applied here, because sensitive metadata must not be stored, and refused units must not be registered.
+        # Governance is applied in this step: sensitive metadata must not be stored, refused units not registered.
         rules = rules_of(self)
         objects, heads = self.pipeline.objects, self.read_ahead.pop(self.dataset, ReadAhead())
 

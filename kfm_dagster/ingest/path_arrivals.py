@@ -66,7 +66,7 @@ ARRIVALS = pa.schema(
         pa.field("object_uri", _TEXT, nullable=False),
         pa.field("site", _TEXT, nullable=False),
         pa.field("ts_start", pa.timestamp("us", tz="UTC"), nullable=False),
-        # Start of the volume less its reference time.
+        # Start of the volume minus its reference time, the Item's `datetime`.
         pa.field("time_offset_s", _NUMBER, nullable=False),
         pa.field("f_s_hz", _NUMBER, nullable=False),
         pa.field("elevation_deg", _NUMBER, nullable=False),
@@ -80,7 +80,7 @@ ARRIVALS = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
-        # The window whose mean of Phi is zero: its begin and end, from the antenna.
+        # Window of the path over which the mean of the aligned phase is zero: begin and end, as path lengths.
         pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),
@@ -170,7 +170,7 @@ NODE = "path_arrival"
 READER = "nexrad-level2"
 """The reader of datasets with beams."""
 LOOKS_BACK = timedelta(days=2)
-"""Maximum age of metadata for which a day is requested. Older days were requested earlier, or by a person."""
+"""Maximum age of metadata for which the sensor requests a day. A person can request any day."""
 PAUSE = timedelta(minutes=10)
 """Least time between two tables of a day, because its volumes may arrive singly."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kfm_dagster.telemetry.energy import CodecarbonMeter
 
 LOCKFILE = "requirements.lock"
-"""File name of the lock: beside the package in a checkout, bundled with it in a wheel."""
+"""The file of locked requirements: beside the package in a checkout, bundled with it in a wheel."""
 
 
 def utc_now() -> datetime:

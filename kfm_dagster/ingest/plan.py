@@ -118,7 +118,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
-    A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane. With more active runs
+    A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane. With as many or more,
     it gets runs only for batches that are worth a run, because otherwise a live feed would start a run for each few
     units that arrive during other runs. Each lane gets runs up to its limit, the earliest partitions first.
 

@@ -35,7 +35,7 @@ def preflight(settings: Settings, *further: Callable[[], object]) -> None:
         *(partial(refuse_unwritable, place, what=name, setting=setting) for name, setting, place in stores(settings)),
         *further,
     ]
-    # In parallel, because a store that does not answer takes its whole timeout, and a tick may take a minute.
+    # In parallel, because a store that does not answer takes its whole timeout, and a tick must end within a minute.
     with ThreadPoolExecutor(len(checks), thread_name_prefix="preflight") as pool:
         failures = [failure for failure in pool.map(_refusal, checks) if failure is not None]
     if failures:

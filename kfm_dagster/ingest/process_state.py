@@ -1,6 +1,7 @@
 """Process state: the memory of a process between two ticks or stages.
 
-If this memory is lost, or if each of several processes has its own, the only effect is that checks are repeated.
+If this memory is lost, or if each of several processes has its own, no result changes: checks and reads are repeated,
+and some runs find no units.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.read_ahead import ReadAhead
 
 FORGOTTEN_AFTER = timedelta(minutes=10)
-"""Lifetime of a tick's requests, because a stopped sensor has no next tick, and units must not wait for ever."""
+"""After this time a tick's requests are forgotten; otherwise units would wait for ever if the sensor is stopped."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ProcessState:
     requested: RequestedRuns = field(default_factory=RequestedRuns)
     """The runs that the sensors' last ticks requested."""
     intents: set[int] = field(default_factory=set)
-    """Failed intents that were revisited."""
+    """Failed intents that were examined already (`recovery/intents.py`)."""
     unleased: dict[str, datetime] = field(default_factory=dict)
     """By run: the time when a tick first found it without a lease and unknown to Dagster."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)

@@ -130,11 +130,11 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Create a pending unit for each Item that lacks an announced sidecar; return the number.
+    """Create pending units for objects read without an announced sidecar; return the number.
 
     An object whose unit is pending or will be retried needs no such unit, because that unit's next run finds the
-    sidecar: a sidecar is written before it is announced. If the object's unit is in progress, it may have read the
-    object too early. The new unit waits in the bulk lane. It is recorded, so the message can be deleted.
+    sidecar: a sidecar is written before it is announced. A unit in progress may have looked for the sidecar too early,
+    so its object gets a new unit. New units wait in the bulk lane. They are recorded, so the message can be deleted.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:
@@ -164,12 +164,12 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
 
 
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
-    """Create a pending unit for each endless volume that new units close; return the number.
+    """Create a pending unit for each volume that new units close; return the number.
 
     Runs in the transaction that admits the units. A chunk closes the previous volume of its radar, and its own volume
-    if a later volume is known, so that the order of admission does not matter. The closing unit has the times and the
-    number of its chunk, and the version CLOSED. So this unit's Item replaces the chunk's Item, and the Item of a chunk
-    that arrives later replaces the closing unit's Item.
+    if a later volume is known, so that the order of admission does not matter; a volume with an end chunk needs no such
+    unit. The closing unit has the times and the number of its chunk, and the version CLOSED. So this unit's Item
+    replaces the chunk's Item, and the Item of a chunk that arrives later replaces the closing unit's Item.
     """
     feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

@@ -75,7 +75,8 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # Only the deployment's pipeline card is used, because a rehearsal must not write to the deployment's stores.
+        # These stores are temporary, so that those of the deployment do not change. The other settings, such as the
+        # pipeline card, are the deployment's.
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",

@@ -3,8 +3,8 @@
 The first node of the replaying run repeats the stages of the original run, each from its saved input, and compares the
 results; the comparison only reads objects and checkpoints. If results differ, the node fails before any change, and the
 original's output stays current. If they are equal, a transaction requeues the units by a governed override and claims
-them; then the original's effects are compensated, and the chain runs as usual, through every gate. Does not belong
-here: replays of selected units (`recovery/replay/engine.py`).
+them. Then the original's Items are withdrawn, if the plan says so, and the chain runs as usual, through every gate.
+Does not belong here: replays of selected units (`recovery/replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Return the entry of the reclaimed units."""
+        """Return the manifest entry of the claimed units."""
         return claimed_of(self, batch)
 
     @override
@@ -320,7 +320,7 @@ class ReplayedParse(ChainNode):
         return bool(registered - {unit.wal_id for unit in claimed})
 
     def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
-        """Withdraw the original's Items. Its lineage stays, because the replay's hashes are equal."""
+        """Withdraw the original's Items. Its lineage stays: the repeated stages gave equal results."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         state = self.pipeline.stages.run_states.get(node.kind, self.original)

@@ -1,4 +1,4 @@
-"""Threads in the caller's context: a pool over a batch, and a periodic tick beside the work."""
+"""Threads that work over a batch, or call a function periodically beside the work."""
 
 from __future__ import annotations
 
