@@ -1,7 +1,7 @@
 """Pytest plugin: starts the longest modules first, so that parallel workers end together.
 
-By default xdist starts with the modules of most tests, but the longest modules have few: they start and kill
-daemons. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
+By default xdist starts with the modules that have the most tests. But the longest modules have few tests, which
+start and kill daemons. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
 """
 
 from __future__ import annotations

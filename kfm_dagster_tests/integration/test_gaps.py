@@ -168,7 +168,7 @@ def test_a_product_is_expected_from_its_first_announced_unit_on(
             FeedWatch(pipeline).follow(pipeline.registry[DATASET], units, tx)
         return noted.get("volumes")
 
-    # The last settled hour is the one from 11:00.
+    # The last hour whose announcements are due is from 11:00 to 12:00.
     assert since(700, 680, 720) == MIDNIGHT + timedelta(minutes=680)
     assert since(700, 659) == since(3) == MIDNIGHT + timedelta(hours=11)
     assert since(700, listed=(670,)) == MIDNIGHT + timedelta(minutes=700)

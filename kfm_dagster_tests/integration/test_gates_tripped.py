@@ -208,7 +208,7 @@ def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> No
         return fault(arrival) if next(numbers) % UNITS == 1 else arrival
 
     def measured(arrivals: Any) -> Any:
-        # An impossible length marks the volume whose times are given in metres.
+        # `a_time_in_metres` marks its volume by an impossible length; here the times get the unit metre.
         measured_quantities = quantities(arrivals)
         return (
             measured_quantities | {"T_arr": pint.Quantity(measured_quantities["T_arr"].m, "m")}
@@ -325,7 +325,7 @@ POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
 
 
 REFUSED_AT = list(operators()).index(ProvenanceEmit.operator) + 1
-"""The number of the first clock check that is refused: each attempt of a stage checks once."""
+"""The number of the first refused clock check, which is in provenance_emit: each attempt of a stage checks once."""
 
 
 @dataclass

@@ -153,7 +153,7 @@ def test_a_listing_run_of_a_switched_off_dataset_fails_with_this_reason_and_list
 OLD_DAY = date(2014, 7, 30)
 """The first day that the contract allows."""
 SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_due")
-"""The ledger's sensor requests runs for units that it saw on an earlier tick."""
+"""The ledger's sensor ticks twice, because it requests runs only for units that an earlier tick saw."""
 
 
 def of_day(day: date, objects: Path, contracts: ContractRegistry, *, announced: datetime | None = None) -> SqsMessage:

@@ -156,7 +156,7 @@ def test_only_the_used_chunks_of_a_variable_are_read(
     corner = kfm.open(item, field="Rad")[:100, :100].load()
     assert corner.shape == (100, 100)
     assert 0 < sum(size for _, size in fetched) < len(content) / 2
-    # The file has DQF, which the Item does not list; neither has CMI.
+    # DQF is in the file, but not listed in the Item; CMI is in neither.
     assert kfm.open(item, field="DQF").dtype.kind == "f"
     with pytest.raises(UnknownNameError, match="has no such field; observed CMI; expected one of "):
         kfm.open(item, field="CMI")

@@ -156,7 +156,7 @@ class Execution:
         return loaded
 
     def _believe(self, batch: StageBatch) -> None:
-        """Record that the process now believes to hold a batch's units, unless an earlier run's output is reused."""
+        """Record that the process believes that it holds a batch's units, unless it reuses an earlier output."""
         if batch.skipped is not None:
             self.world.scheduler.happened[batch.skipped.value] += 1
         if not batch.reused:

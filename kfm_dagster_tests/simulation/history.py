@@ -25,8 +25,8 @@ from kfm_dagster_tests.simulation.world import World, simulated_contracts
 FAULTY_STEPS = 400
 """Steps under faults; a unit needs about a hundred and fifty."""
 CALM_STEPS = 10_000
-"""Steps without faults in which every unit must end: usually some hundreds, and some thousands if a dozen workers
-of one unit wait for each other."""
+"""Maximum steps without faults until every unit has ended. Usually some hundreds suffice, or some thousands if a
+dozen workers of one unit wait for each other."""
 SURPRISE = "every_error_is_handled"
 """Invariant: the product handles every error that occurs."""
 

@@ -346,7 +346,7 @@ class Account:
         }
         if {run_id for run_id, _ in events} - failures != recorded or (events and max(events.values()) > 1):
             raise ViolationError("lineage_is_read_once", f"{len(recorded)} recorded, {events.most_common(1)} read")
-        # The last failures wait for the next tick that publishes.
+        # A failed attempt is noted at once, and recorded and published by a later tick.
         [(noted, recorded_failures)] = rows(self._raw, "SELECT count(*), count(batch_id) FROM lineage_failures")
         [(failed,)] = rows(self._raw, "SELECT count(*) FROM nodd_wal_transitions WHERE to_status = 'failed'")
         if noted != failed or len(failures) != recorded_failures:

@@ -266,7 +266,7 @@ MUTATIONS = (
         name="the Item of a unit that is given up without lineage stays",
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "withdraw_orphans", lambda *_: 0)],
-        # A unit whose run died before its lineage is given up if its object is gone.
+        # A unit is given up with its Item in place if its run dies before lineage and its object is gone afterwards.
         under={**CALM, Fault.KILL: 0.006, Fault.OBJECT_GONE: 0.8},
         first=3,
     ),

@@ -288,7 +288,7 @@ class _Staged:
         return failed
 
     def settle(self) -> None:
-        """Do nothing: a dictionary needs no settling."""
+        """Do nothing: the promoted files are durable at once."""
 
 
 class Mirror:
