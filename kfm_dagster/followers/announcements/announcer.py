@@ -85,7 +85,7 @@ class Announcer:
             sending.send(events, count=len(to_send))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Announce all current Items again, under the event ids that receivers already know."""
+        """Let a rebuild send the newest event of each current Item again, under the same event id."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:

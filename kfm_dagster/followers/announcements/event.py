@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address or, if the catalog has none, to `catalog_url` in S3. If the catalog is a
-    local folder, the links are relative, because its files are not accessible from outside.
+    Links lead to the catalog's public address or, if the catalog has none, to `catalog_url` in S3. Without either, the
+    links are relative, because the files of a local folder are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:

@@ -1,8 +1,8 @@
 """Sending: send a batch's events to their receiver, and record the result of each event.
 
-Accepted events are recorded at once. An event that is refused for good is retried in a request of its own, then given
-up. An event that fails repeatedly while the receiver accepts other events is given up, too. If the receiver is down,
-the next batch contains the events again.
+Accepted events are recorded at once. A refused event is retried in a request of its own; after TRIES refusals it is
+given up. An event that fails repeatedly while the receiver accepts other events is given up, too. If the receiver is
+down, the next batch contains the events again.
 
 Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """
@@ -28,7 +28,7 @@ from kfm_dagster.notifications.receiving import in_parts
 THREADS = 8
 """Maximum requests to a receiver at the same time."""
 TRIES = 3
-"""Tries of an event that is refused for good: the cause can be another event of the request, or a new receiver."""
+"""Tries of a refused event: the cause can be another event of the request, or a receiver that has just started."""
 MAX_FAILURES = 20
 """An event that failed this often is given up if the receiver accepts other events. With a follower's pauses, this
 takes some two and a half hours."""

@@ -42,7 +42,7 @@ class Announced:
     event_id: str
     state: AnnouncementState
     known: bool = False
-    """Whether the receiver has the Item, or did not subscribe to this event."""
+    """Whether the receiver has the Item; a SILENT event counts as accepted."""
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +123,7 @@ class AnnouncementStore:
                 tx.run("announcements.refused", self._key(collection), events=rows, now=self._clock()).close()
 
     def forget(self, collection: str) -> None:
-        """Forget the events of a collection, so that all current Items are sent again."""
+        """Mark a collection's sent and refused events as open again, except sent withdrawals."""
         with self._database.transaction() as tx:
             tx.run("announcements.forget", self._key(collection))
 

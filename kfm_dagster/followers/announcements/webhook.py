@@ -27,9 +27,10 @@ SECONDS = 10.0
 ANSWER_BYTES = 16 * 1024
 """Most bytes to read of an answer's body, so that the connection can be reused; the content is ignored."""
 REFUSED = frozenset({400, 409, 413, 415, 422})
-"""HTTP statuses that refuse the event. Other errors are about sender, address or moment, so the event is retried."""
+"""HTTP statuses by which a receiver refuses the event."""
 FAILED = frozenset({408, 500, 502, 504})
-"""HTTP statuses of a working receiver that failed on this event."""
+"""HTTP statuses of a working receiver that failed on this event. Any other error is about sender, address or moment, so
+the receiver counts as unavailable."""
 
 
 class Webhook:

@@ -58,7 +58,7 @@ def notification(
 
 
 def _times(item: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the Item's interval, or its single time if it has none (None for a withdrawn Item)."""
+    """Return the Item's interval or, without one, its single time, None for a withdrawn Item."""
     properties = {} if item is None else item["properties"]
     interval = {name: properties.get(name) for name in ("start_datetime", "end_datetime")}
     return interval if all(interval.values()) else {"datetime": properties.get("datetime")}

@@ -1,7 +1,7 @@
 """GeoParquet: the Items of each day as tables beside the static catalog, for queries.
 
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.parquet     rows, by stac-geoparquet 1.0.0
-    <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's list of its current parts
+    <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's description: the list of its parts
 
 A day is one file, or a large file and a few small files that a later change merges into the large one (`parts.py`).
 Files never change: new files are written beside the current files, and the day's description makes the new files

@@ -5,7 +5,8 @@ reader of a part sees only current Items. Does not belong here: merging (`parts.
 
 A day that still gets Items has a few parts, because rewriting a large part for each batch would cost more than the
 batch. Once the catalog has had as many changes since the day's last one as the day has Items, the day's parts are
-compacted into one. So compaction writes each Item only once, even if several days are filled in parallel.
+compacted into one. The day has then probably got its last Item, even if several days are filled in
+parallel. So compaction writes each Item only once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Order of rows: blocks by time, and within a block a Hilbert curve over boxes' centres.
 
 Neighbours in time and space are adjacent, so that a row group has a small box. A block has the Items of hours or days,
-because a curve needs many Items to separate: with 40,000 radar volumes a day, a block of an hour would have only two
-groups, both as wide as the radar network. Does not belong here: use of a group's box (`search.py`).
+because a curve separates regions only if there are many Items: with 40,000 radar volumes a day, a block of an hour
+would have only two groups, both as wide as the radar network. Does not belong here: use of a group's box (`search.py`).
 """
 
 from __future__ import annotations

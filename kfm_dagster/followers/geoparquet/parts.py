@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/vnd.apache.parquet"
 GROUP_ROWS = 1_024
 """Rows of a row group: about 300 kB of Items, just enough to be worth a request to a store."""
 PART_ROWS = 65_536
-"""Maximum rows of a part: 20 MB. Rewriting so much for an updated Item takes a second."""
+"""Maximum rows of a part, except of a compacted day: 20 MB. Rewriting so much for an updated Item takes a second."""
 WHOLE_ROWS = 512
 """A day with at most this number of rows is always a single file: writing so many Items of HRRR (40 kB each) takes
 50 ms."""
@@ -109,7 +109,7 @@ def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return the parts to rewrite when adding `rows` rows.
 
     If the day then has at most WHOLE_ROWS, these are all its parts. Otherwise, a part is rewritten if it is not larger
-    than `rows` and all smaller parts together.
+    than `rows` and all smaller parts together, and all rows to write are at most PART_ROWS.
     """
     if rows == 0 and len(parts) < 2:
         return []

@@ -175,7 +175,7 @@ def _field(name: str, values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _column(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return values in their common type; without a common type, as JSON, which is lossy."""
+    """Return values in their common type; without one, as JSON, with their positions in `lossy`."""
     try:
         return pa.array(values, _kind(values))
     except _UNTYPED:
@@ -188,7 +188,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return the type in Parquet, which is text for nulls.
+    """Return the type in Parquet, which is text for a column of nulls.
 
     Raises ArrowInvalid for an object without members.
     """

@@ -36,7 +36,7 @@ OPERATORS = tuple(_COMPARISONS)
 PropertyCondition: TypeAlias = tuple[str, str, str]
 """Name of a property, one of OPERATORS, and a value as text, which is cast to the property's type.
 
-A list property meets `=` if it contains the value. An Item without the property does not match.
+A list property meets a condition if one of its elements does. An Item without the property does not match.
 """
 
 
@@ -62,7 +62,7 @@ def search(
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # Search one more year, because an accumulation that ends at New Year is in the new year's folder.
+            # Search one more year: an accumulation from the old year that ends at New Year is in the new year's folder.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for name, day in sorted(_days(publisher, directory).items()):
@@ -150,7 +150,7 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return which footprints meet a box (a scan's box is a quarter larger than its footprint)."""
+    """Return which footprints meet a box, not only by their boxes: a scan's is a quarter larger."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     footprints = shapely.from_wkb(rows["geometry"].to_numpy())

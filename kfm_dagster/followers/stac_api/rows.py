@@ -21,7 +21,7 @@ from kfm_dagster.contracts.model import DatasetContract
 ABSENT = "𒍟※"
 """Marker of pgstac's hydration for "not in this Item" (pypgstac's DO_NOT_MERGE_MARKER)."""
 _COLUMNS = frozenset({"id", "collection", "geometry", "type"})
-"""Members of an Item that pgstac stores in separate columns, or does not store because they are the same for each."""
+"""Members of an Item that pgstac stores in separate columns, or does not store because all Items have the same."""
 _BASE_ITEM = "pgstac:base_item"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 """Escapes of COPY's text format."""

@@ -29,7 +29,7 @@ from kfm_dagster.followers.virtual.references import VirtualCube, from_document,
 from kfm_dagster.storage.publisher import Publisher, publish
 
 ENGINE = "kfm"
-"""Engine of xarray that reads references of objects' versions (`reading/xarray_engine.py`)."""
+"""Engine of xarray that reads, of each object, the referenced version (`reading/xarray_engine.py`)."""
 MEDIA_TYPE = "application/vnd.zarr"
 """Zarr's media type in STAC's best practices (best-practices-zarr.md), without a version: xpystac 0.5 does not know it
 with a version."""
@@ -142,7 +142,7 @@ _STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
-    """Return the recorded days of a collection; a new day has no list yet. Raises PublishError."""
+    """Return a collection's recorded days; a new day can lack its list. Raises PublishError."""
     path = store_days_path(collection)
     content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])

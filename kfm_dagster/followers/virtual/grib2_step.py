@@ -1,4 +1,4 @@
-"""A GRIB2 object as a step of a cube, with the fields that the users' codec can decode.
+"""A GRIB2 object as a step of a cube, with the fields that the codec gribberish decodes.
 
 A chunk is a whole message, unchanged. Only headers of messages are read, by one request for each message, but never
 values. Does not belong here: octets and grids (`readers/`), joining steps (`references.py`).
@@ -33,7 +33,8 @@ GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "referen
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
 """Variables that can order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres. On a grid in degrees, columns can begin elsewhere than the template says."""
+"""Grid definition templates in metres. Others are refused: of a grid in degrees, `describe_grid` can move the first
+column to 180 degrees west, where the message's columns do not begin."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
@@ -53,8 +54,8 @@ def read_grib2_step(
     """Read the message headers of an object's fields; `along` is a key of _TIMES.
 
     `layers` has offset and length in bytes of each field by its name in `grib:layers`. `fields` are regular expressions
-    of variable and level (`TMP 2 m above ground`). `refused` of the result has the messages that the users' codec would
-    decode wrongly, with the reason. Raises ReadError if the index does not fit the object, or no field can be referred
+    of variable and level (`TMP 2 m above ground`). `refused` of the result has the fields that no store can have, each
+    with the reason. Raises ReadError if the index does not fit the object, or no field can be referred
     to.
     """
     if along not in _TIMES:
@@ -94,8 +95,9 @@ def _chosen(name: str, fields: Sequence[str]) -> bool:
 def _names(field: re.Match[str]) -> Iterator[str]:
     """Yield the names of a field in a cube: without lead time, but with the statistic's period.
 
-    A statistic over the whole run so far has no period in its name (`APCP_surface_acc`), because the period differs at
-    each lead time. A sum over the first hour has both names. A statistic of the analysis has no period, and so no name.
+    A statistic since the run's start has no period in its name (`APCP_surface_acc`), because the period differs at each
+    lead time. Up to one hour, such a sum has both names, and another statistic only the name with the period. A
+    statistic of the analysis has no period, and so no name.
     """
     name = f"{field['variable']}_{field['level']}".replace(" ", "_")
     if not field["statistic"]:

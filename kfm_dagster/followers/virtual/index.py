@@ -1,4 +1,4 @@
-"""An Item's object as a step: the chunk index of the version that the Item describes.
+"""An Item's object as a step of a virtual store: the chunk index of the described version.
 
 Does not belong here: the formats (`netcdf_step.py`, `grib2_step.py`).
 """
@@ -28,7 +28,7 @@ Indexed: TypeAlias = tuple[Frame, StoreStep, tuple[str, ...]] | str
 
 
 def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, rule: VirtualStore) -> Indexed:
-    """Read the chunk index of an Item's object. Raises FollowError if the store does not answer."""
+    """Read the chunk index of an Item's object. Raises FollowError if the bucket is unavailable."""
     asset = _data(change)
     uri, size, etag = object_uri(change), asset.get("file:size"), _etag(asset)
     try:
@@ -77,7 +77,7 @@ def object_uri(change: ItemChange) -> str:
 def _permanent_fault(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
-    """Return why no store can have an object that is missing or replaced.
+    """Return why no store can have an object that is missing, not accessible or replaced.
 
     Raises FollowError for a failure that can be temporary.
     """

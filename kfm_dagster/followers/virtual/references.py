@@ -73,7 +73,7 @@ class Frame:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of grid, types, scales and units, which all steps of a store share."""
+        """Hash of grid, types, scales and units, equal for all steps of a store; without `messages`."""
         common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
         content = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
         return hashlib.sha256(_text(content).encode()).hexdigest()

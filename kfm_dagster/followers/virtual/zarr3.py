@@ -23,7 +23,7 @@ def is_message(array: Mapping[str, Any]) -> bool:
 
 
 def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the documents of a store by their keys."""
+    """Return the version 3 documents of a store by key, from its version 2 metadata by key."""
     arrays = {key.removesuffix("/.zarray"): value for key, value in metadata.items() if key.endswith("/.zarray")}
     converted = {name: _array(name, array, metadata[f"{name}/.zattrs"]) for name, array in arrays.items()}
     group = {
