@@ -6,8 +6,8 @@
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
 `floor` is plain loops of threads (`floor.py`), `async_floor` is event loops (`async_floor.py`), `dbos` is durable steps
 of another library (`dbos_chain.py`). With a store's latency, objects are read from a server (`store_server.py`) instead
-of a folder. Without it, the share of gates and audit in a run is measured, too (`run_cost.py`). Compare only figures of
-the same call, because the speed of machines varies.
+of a folder. Without it, on SQLite, the share of gates and audit in a run is measured, too (`run_cost.py`). Compare only
+figures of the same call, because the speed of machines varies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from kfm_dagster.settings import Settings, environment
 
 DAY_OF_RUN = DAY + timedelta(days=1)
 UNITS_OF_RUN = 1_000
-"""Maximum units of the measured run. Gates and audit may take a tenth of it, including work done once per process."""
+"""Maximum units of the run in which gates and audit are measured. Both may take a tenth of the run, including work that
+a process does once."""
 ASYNC_FLOOR, DBOS_CHAIN = "benchmarks.async_floor", "benchmarks.dbos_chain"
 RUNS_PER_MESSAGE_UNITS = 12
 """Enough units for a rate; each unit costs the start of a run."""
@@ -242,7 +243,7 @@ def _ratio(rate: float, yardstick: float | None) -> float | None:
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Records in the ledger before the backlog, in whole thousands.",
+    help="Records in the ledger before the backlog, rounded down to 5,000s; at least 5,000, unless 0.",
 )
 @place_options
 def main(*, home: Path, as_json: bool, **values: Any) -> None:

@@ -1,8 +1,9 @@
 """A campaign: hundreds of SIGKILLs during ingest, and proof that no unit is lost or doubled.
 
 The workers (`campaign_workers.py`) use a real queue, a real database and real files. A chaos plan kills their processes
-at random failpoints, and each killed process is started again. Meanwhile the balance of units is checked repeatedly. At
-the end every unit must have exactly one terminal record, one STAC Item and one set of lineage. Run as
+at random failpoints, and each killed process is started again. Meanwhile, repeated checks compare the received units
+with the sum of the units by status (the balance). At the end every unit must have exactly one terminal record, one STAC
+Item and one set of lineage. Run as
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
 
@@ -56,7 +57,7 @@ LEASE_SECONDS = 20
 """Short, so that claims of dead workers are released soon; live workers renew their leases."""
 VISIBILITY_SECONDS = 30
 KILL_PROBABILITY = 0.003
-"""Per occasion. A unit gives some ten occasions, so this suffices for a death per fifty units."""
+"""Probability of a kill at a passed failpoint. A unit passes some ten, so this suffices for a kill per fifty units."""
 UNITS_PER_RUN = 25
 """With so few units, every second run dies; with hundreds of units, no run would reach its settlement."""
 SAMPLE_SECONDS = 0.5
@@ -91,7 +92,7 @@ def run_campaign(
     with_worker: bool = False,
     odd_every: int = 0,
 ) -> CampaignReport:
-    """Run a campaign below `home`; strikes are spread evenly over the deaths of processes.
+    """Run a campaign below `home`; the strikes on the database are spread evenly over the kills.
 
     With `odd_every`, a store serves the objects, with odd answers as in `StoreServer`. Raises CampaignError.
     """
@@ -139,7 +140,7 @@ def run_campaign(
 
 @dataclass
 class _Watch:
-    """Checks the balance until every unit is terminal, every message deleted and all lineage published."""
+    """Checks the balance until all units are terminal, messages deleted and lineage published."""
 
     pipeline: Pipeline
     units: int
@@ -188,7 +189,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
 
 
 def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
-    """Write a plan of kills: most in the stages of a run, the other kills in receiver and keeper."""
+    """Write a plan of kills: most in the stages of a run, the others in receiver and keeper."""
     outside = kills // 5
     rules = [
         {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},
@@ -283,7 +284,7 @@ def main(*, units: int, kills: int, database: str, seed: int, timeout: int, odd_
 
 
 if __name__ == "__main__":
-    # Ctrl-C and a closed terminal let the workers and the servers end, too.
+    # SIGTERM ends the workers and the servers, too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main(standalone_mode=False)

@@ -26,7 +26,7 @@ class CampaignError(KfmError):
 
 
 def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequence[ObjectEvent]) -> int:
-    """Check that each unit has one terminal record, Item and lineage; return the most attempts.
+    """Check for one terminal record, Item and lineage per unit; return the maximum attempts.
 
     Raises CampaignError naming lost, duplicated or unfinished units.
     """

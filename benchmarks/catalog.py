@@ -64,8 +64,9 @@ SEARCHES = 5
 class Scale:
     """Figures. CPU is that of this process.
 
-    `few_items_...` are figures of ten Items, and rates with `followed` include all followers. The calibrations show the
-    machine's speed at the begin and at the end; if they differ, the first and the last rate are not comparable.
+    `few_items_...` are figures of ten more Items at the end, and rates with `followed` include all followers. The
+    calibrations show the machine's speed at the beginning and at the end; if they differ, the first and the last rate
+    are not comparable.
     """
 
     items: int
@@ -197,7 +198,7 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
-    """Return the number of a day's Items over Kansas, the median seconds of a search, and its share of bytes read."""
+    """Search a day's Items over Kansas; return number, median seconds, share of bytes read."""
     criteria = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):

@@ -4,8 +4,8 @@
 
 Each message has a workflow with the message's id, so that a second delivery has no effect. Each of our steps is a step
 of this workflow; DBOS stores its output in PostgreSQL before the next step begins. There are no gates, no run-state and
-no ledger; the catalog is only Items. Each core has a process, with as many workflows at a time as a run has reads.
-Belongs here: workflow and installation. Does not belong here: reading and writing (`floor.py`).
+no ledger; the catalog is only Items. Each core has a process, with as many workflows at a time as a run has parallel
+reads. Belongs here: workflow and installation. Does not belong here: reading and writing (`floor.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """Seconds from the first record to the last settlement; CPU and requests count from the deployment's start."""
+    """Seconds from first record to last settlement; CPU and requests from the start."""
 
     units: int
     succeeded: int
@@ -112,7 +112,7 @@ def _settings(home: Path) -> dict[str, str]:
 
 
 def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
-    """Return wall seconds by node, summed over runs; `states` come by run and time.
+    """Return wall seconds by node, summed over runs; `states` must be sorted by run and time.
 
     A node's time is the time between the run's previous record and the node's own record, so it includes Dagster's
     part. The first node of a run has no previous record and does not count.

@@ -35,7 +35,7 @@ BATCH = 10
 THREADS = 4
 """Parallel senders; more do not help, because boto3 holds the interpreter for most of a call."""
 
-# Unlike the package's command, which listens on every interface, it listens on loopback. It ends with our process.
+# The package's own command listens on every interface. This server listens on loopback, and ends with our process.
 _SERVE = """
 import { buildApp } from "fauxqs";
 const app = buildApp({ logger: false });

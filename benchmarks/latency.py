@@ -193,7 +193,7 @@ def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[
 
 
 def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
-    """Return median, 95th and 99th percentile and maximum of `waits` in seconds; None if there are none."""
+    """Return median, 95th and 99th percentile and maximum of seconds; None if there are none."""
     names = {"p50_seconds": 50, "p95_seconds": 95, "p99_seconds": 99, "most_seconds": 100}
     if not waits:
         return dict.fromkeys(names)
@@ -217,7 +217,7 @@ def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
 
 
 class _Stores(threading.Thread):
-    """Polls the list of virtual stores below a folder; a follower writes this list after the stores."""
+    """Polls the newest change of the catalog that the virtual stores contain, until `figures`."""
 
     def __init__(self, pipeline: Pipeline, options: LatencyOptions, folder: Path) -> None:
         super().__init__(name="stores", daemon=True)

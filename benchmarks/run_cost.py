@@ -1,6 +1,6 @@
 """The share of gates and audit in a run: a dataset's chain in this process, by its spans.
 
-Dagster is left out, because its cost does not depend on the gates: the shares of the chain without Dagster are maxima.
+Dagster is left out, because its cost does not depend on the gates. With it, each share would be smaller.
 Belongs here: the measurement. Does not belong here: the measured objects (`backlog.py`).
 """
 
@@ -23,7 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.measures import Spent
 
 PARTS = {"gates": "kfm.gates", "audit": "kfm.audit"}
-"""Part > the span that contains it."""
+"""The name of each part's spans."""
 
 
 @dataclass(frozen=True, kw_only=True)

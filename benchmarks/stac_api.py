@@ -1,4 +1,4 @@
-"""The STAC API beside the catalog: its loading compared with pgstac's, its effect on readers.
+"""Loading a STAC API: by the follower and by pypgstac, and the search times during a load.
 
     python -m benchmarks.stac_api --items 10000 [--json]
 
