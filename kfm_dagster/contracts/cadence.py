@@ -86,7 +86,7 @@ def product_hours(
     at: datetime,
     followed: Mapping[str, datetime] | None = None,
 ) -> list[ProductHour]:
-    """Return the expected and known objects of a day by product and hour that must be complete.
+    """Return the expected and the known objects of each product's hours that must be complete.
 
     followed: since when each product is followed; products without an entry are not expected. None: the whole day was
     listed, so every product is expected in each hour when it is due.
@@ -138,7 +138,7 @@ def _holds(product: ExpectedProduct, groups: Mapping[str, Any]) -> bool:
 
 
 def _by_product(coverage: Coverage, counts: Iterable[ProductCount]) -> Counter[tuple[str, int]]:
-    """Count objects by product and hour, merging groups that do not distinguish products."""
+    """Count objects by product and hour; groups that do not distinguish products are ignored."""
     names = tuple(sorted({name for product in coverage.products for name in product.groups}))
     totals: Counter[tuple[int, tuple[Any, ...]]] = Counter()
     for count in counts:

@@ -27,13 +27,13 @@ KINDS = {
     "moved": ("an entry has the {noun} of {datasets} in another account or region", "correct the contract"),
     "alike": (
         "an entry has a {noun} like the one of {datasets}",
-        "compare both; correct the contract, or except the entry with the reason",
+        "compare both; correct the contract, or add an exception with the reason",
     ),
-    "untaken": ("no contract names the {noun}", "kfm dataset new --from-registry, or except it with the reason"),
+    "untaken": ("no contract names the {noun}", "kfm dataset new --from-registry, or add an exception with the reason"),
     "differs": ("an entry has another {noun} than {datasets}", "read the entry, then correct the contract"),
     "retired": (
         "an entry announces the end of data of {datasets}",
-        "set metadata.status, or except the sentence with the reason",
+        "set metadata.status, or add an exception with the reason",
     ),
     "stale": ("the exception does not apply any more", "remove it"),
 }
@@ -104,7 +104,7 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
 def _missing(
     noun: str, used: Mapping[str, Iterable[DatasetContract]], unused: Collection[str], listed: Collection[str]
 ) -> Iterator[Drift]:
-    """Yield contracts' topics or buckets without an entry, with similar names that are unused."""
+    """Yield contracts' topics or buckets that no entry has, with similar unused names."""
     for name, users in used.items():
         if name not in listed:
             alike = _resembling(name, unused)
@@ -127,7 +127,7 @@ def _differences(contract: DatasetContract, registry: OpenDataRegistry) -> Itera
 
 
 def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes: Iterable[str]) -> Iterator[Drift]:
-    """Yield ends of living datasets without an exception, and exceptions without a sentence."""
+    """Yield announced ends of living (not retired) datasets, and exceptions without such an end."""
     unused = dict.fromkeys(quotes)
     for entry in registry.entries.values():
         for sentence in entry.retirements:

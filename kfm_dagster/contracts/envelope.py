@@ -16,9 +16,9 @@ from typing import Any, NewType
 from kfm_dagster.contracts.issues import Issue, Severity
 
 SECTION = "section"
-"""Key in the metadata of a field that an operator adds."""
+"""Key that marks a dataclass field, in its `metadata`, as a section that an operator adds."""
 EXTENSION = "extension"
-"""Key in the metadata of a field without a column in the ledger."""
+"""Key that marks a dataclass field, in its `metadata`, as one without a column of its own in the ledger."""
 
 
 def section() -> Any:
@@ -40,8 +40,8 @@ WalId = NewType("WalId", str)
 
 
 COMPLETED_BY = " "
-"""Separator in `object_version` between an object's ETag and the sidecar that completes the object; ETags have no
-blank."""
+"""Separator in `object_version` between an object's ETag and the version of the sidecar that completes the object; an
+ETag has no blank."""
 CLOSED = f"{COMPLETED_BY}closed"
 """`object_version` of a closing, which reads a chunk again as its volume's last chunk; chunks have no version."""
 
@@ -62,7 +62,7 @@ class Lane(StrEnum):
     LIVE = "live"
     """Announced by a message: the first attempt and its automatic retries."""
     BULK = "bulk"
-    """Discovered by a listing, requeued other than for a retry, or a completion or closing."""
+    """Discovered by a listing, requeued for another reason than a retry, or a completion or closing."""
 
 
 @unique
@@ -152,7 +152,7 @@ class StacResult:
     superseded_by: WalId | None = None
     """The newer unit that wrote the current Item."""
     replaces: WalId | None = None
-    """Unit of the previous current Item; this unit itself when its own Item was repaired."""
+    """Unit of the Item that this Item replaced; this unit itself if it replaced its own earlier Item."""
     issues: tuple[Issue, ...] = ()
 
 
@@ -209,7 +209,7 @@ class Envelope:
 
     @property
     def partition(self) -> str:
-        """UTC day of the key's own time, `YYYY-MM-DD`: the Dagster partition key."""
+        """UTC day on which the time range starts, `YYYY-MM-DD`: the Dagster partition key."""
         return self.time_range_start.date().isoformat()
 
     @property

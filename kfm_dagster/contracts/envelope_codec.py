@@ -1,4 +1,4 @@
-"""Envelope codec: leaves derived from the envelope's dataclass fields, and values at rest.
+"""Envelope codec: leaves derived from the envelope's fields, and values at rest (as stored).
 
 A leaf is a field of the envelope or of a section: `object_size`, `integrity_status`. Rows of the ledger and columns of
 an artifact consist of leaves, so only `envelope.py` has to name a field. Belongs here: leaves and values. Does not
@@ -51,7 +51,7 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A class of leaves: the envelope itself, or a member of it.
+    """The leaves of one class: those of the envelope itself, or of a member such as `integrity`.
 
     An optional section begins with a required field, so that its first leaf shows whether the section is present.
     """

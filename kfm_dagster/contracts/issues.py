@@ -1,8 +1,8 @@
 """Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
 Each operator has an enum. A dataset contract maps codes to `failed` or `suspect`. A code that the contract does not
-name means `failed`, except for four codes that mean `suspect` (`integrity_check.py`). Does not belong here: exceptions
-that stop a program (`errors.py`).
+name means `failed`, except for four codes that mean `suspect`; storage_unavailable always means `failed`
+(`integrity_check.py`). Does not belong here: exceptions that stop a program (`errors.py`).
 """
 
 from __future__ import annotations
@@ -192,19 +192,19 @@ REPAIRS: Mapping[str, Repair] = {
     MetadataIssue.TRUNCATED_OBJECT: _CUT,
     IntegrityIssue.ETAG_MISMATCH: _CUT,
     MetadataIssue.COMPLETENESS_UNCHECKED: Repair(
-        usually="suspect, never failed: the object's end could not be checked, or a radar stopped early",
+        usually="suspect by default: the object's end could not be checked, or a radar stopped early",
         repair="no repair, unless a client misses data",
     ),
     MetadataIssue.OUT_OF_TABLE: Repair(
-        usually="suspect, never failed: a code that its table does not contain, such as a test's coverage pattern",
+        usually="suspect by default: a code that its table does not contain, such as a test's coverage pattern",
         repair="no repair, unless clients filter by this code",
     ),
     IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(
-        usually="suspect, never failed: the size is far from the recent sizes of its product, which the message lists",
+        usually="suspect by default: the size is far from its product's recent sizes, whose range the message has",
         repair="no repair, unless the object lacks data",
     ),
     MetadataIssue.SIDECAR_OUTDATED: Repair(
-        usually="suspect, never failed: the index is older than the object, which may have been rewritten",
+        usually="suspect by default: the index is older than the object, which may have been rewritten",
         repair="wait for the provider's next index, which completes the Item",
     ),
     IntegrityIssue.BAD_MAGIC: _FORMAT,

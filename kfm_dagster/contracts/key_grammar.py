@@ -120,7 +120,7 @@ class KeyGrammarReader:
         return start, start
 
     def day_holding(self, day: date) -> date:
-        """Return the first day of the period (day, month or year) in this UTC day's keys."""
+        """Return the first day of the day, month or year that the keys of a UTC day state."""
         start = self.contract.storage.key_grammar.start
         if start == "event" or "%d" in start.format or "%j" in start.format:
             return day

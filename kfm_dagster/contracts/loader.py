@@ -1,7 +1,7 @@
 """Contract loader: YAML files to a registry, with the checks that span contracts.
 
 `ContractRegistry.load()` reads the built-in contracts of the package and the contracts of the user's folder. `draft`
-derives a contract for another dataset of a reader: it edits the text of a built-in contract.
+derives a contract for another dataset by editing the text of a built-in contract with the same reader.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class ContractRegistry:
-    """All contracts in force, and their routing; equal texts give the same registry object."""
+    """The contracts of the followed datasets, and the routing of keys to them."""
 
     contracts: Mapping[str, DatasetContract]
     unfollowed: Mapping[str, DatasetContract] = field(default_factory=dict)
@@ -61,7 +61,10 @@ class ContractRegistry:
 
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
-        """Read the built-in contracts and every `*.yaml` in `extra_dir`. Raises ContractError."""
+        """Read the built-in contracts and every `*.yaml` in `extra_dir`. Raises ContractError.
+
+        Equal texts give the same registry object.
+        """
         texts = [(file.name, file.read_text(encoding="utf-8")) for file in _shipped().values()]
         if extra_dir is not None:
             if not extra_dir.is_dir():
@@ -98,7 +101,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def only(self, names: Iterable[str]) -> ContractRegistry:
-        """Follow the named datasets, or all datasets if `names` is empty. Raises ContractError."""
+        """Return a registry of these datasets, or of all if `names` is empty. Raises ContractError."""
         return _following(self, frozenset(names) or frozenset(self.contracts))
 
     @cached_property
@@ -341,8 +344,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
 
     Names, bucket and topic are replaced; with an `entry` of the open-data registry, title, description, region and
     license are replaced, too. Status, coverage, peers and virtual stores are left out. Raises ContractError for a
-    malformed or taken id, a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that does not ship,
-    or a wrong bucket.
+    malformed or taken id, a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that is not a
+    built-in contract, or a malformed bucket name.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")

@@ -28,7 +28,7 @@ CANONICAL_FIELDS: tuple[str, ...] = (
     "metadata_status", "stac_status", "provenance_status", "stac_item_id", "stac_collection_id", "stac_item_href",
     "ingest_run_id", "worker_id", "replay_reason", "created_at", "updated_at", "version",
 )  # fmt: skip
-"""Fields of a ledger record (NODD WAL specification, section 3); extensions may not shadow them."""
+"""Fields of a ledger record (NODD WAL specification, section 3); extension fields must have other names."""
 
 DatasetId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_length=40)]
 
@@ -154,7 +154,7 @@ class Provider(Strict):
 
 
 class AssetDefinition(Strict):
-    """The data object (or a sidecar) as a STAC asset."""
+    """The data object as a STAC asset."""
 
     title: str
     media_type: str = Field(
@@ -174,7 +174,9 @@ class StacRules(Strict):
     )
     item_id: str = Field(description="Template over the groups of the key grammar; must not depend on the version.")
     precedence: str | None = Field(
-        None, description="Group that orders re-issues of an Item: a lower value never overwrites a higher value."
+        None,
+        description="Group of the key that orders re-issues of an Item: one with a lower value of the group never "
+        "overwrites one with a higher value.",
     )
     extensions: list[str] = Field([], description="STAC extensions besides those of the reader's format.")
     keywords: list[str] = Field([])
@@ -215,7 +217,7 @@ class PermanentErrors(Strict):
             MetadataIssue.CONTRACT_FAULT,
             MetadataIssue.RESOURCE_LIMIT,
         ],
-        description="Codes of integrity-check and metadata-extract; every other code is transient.",
+        description="Issue codes of operators and gates; every other code is transient.",
     )
     max_attempts: int | None = Field(
         None,
@@ -306,7 +308,7 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _coverage_ends_with_the_dataset(self) -> DatasetContract:
-        # Set here, so that gates, gaps and pictures need no rule of their own for a retired dataset.
+        # Each product's `until` is set here, so that gates, gaps and pictures need no rule for a retired dataset.
         retired, coverage = self.metadata.retired, self.coverage
         if retired is None or coverage is None:
             return self

@@ -24,8 +24,9 @@ CLONE = Path("open-data-registry/datasets")
 UNKNOWN_LICENSE = "other"
 """STAC's value for a licence without an SPDX identifier."""
 _LICENSES = {
-    # Second: NOAA's older statement. Entries with the newer statement (RRFS) add that CC0 "is applicable to each of the
-    # NOAA datasets made available by NODD". Third: the statement in the National Water Model's entries.
+    # The pattern's second part is NOAA's older statement. It means CC0, because entries with the newer statement (RRFS)
+    # add that CC0 "is applicable to each of the NOAA datasets made available by NODD". The third part is the statement
+    # of the National Water Model's entries.
     "CC0-1.0": re.compile(
         r"CC0|open to the public and can be used as desired|no restrictions on the use", re.IGNORECASE
     ),
@@ -97,7 +98,7 @@ class RegistryEntry(BaseModel):
 
     @cached_property
     def retirements(self) -> tuple[str, ...]:
-        """Sentences that announce an end of data, of this entry or of another entry."""
+        """Sentences of this entry that announce an end of its own data or of another entry's data."""
         texts = [self.text, self.update_frequency, *(str(resource.get("Description")) for resource in self.resources)]
         sentences = (sentence for text in texts for sentence in _SENTENCE_END.split(text))
         deprecated = [f"Deprecated. {self.notice or 'No notice.'}"] if self.deprecated else []
@@ -148,7 +149,7 @@ class OpenDataRegistry:
         return {bucket: region for entry in self.entries.values() for bucket, region in entry.buckets.items()}
 
     def retired_buckets(self, entry: RegistryEntry, sentence: str) -> frozenset[str]:
-        """Return the buckets whose data end, by a sentence of an entry.
+        """Return the buckets whose data end according to a sentence of an entry.
 
         These are the buckets that the sentence names; else the buckets of the entry whose title has the acronym that
         follows "replaces" in the sentence; else the entry's own buckets.

@@ -22,8 +22,8 @@ from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_
 from kfm_dagster.configs import Strict
 
 FieldPattern = Annotated[str, Field(pattern=r"^(\*:)?[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
-"""A field by its path, or a beginning of paths that ends in `*`. `bands` also covers `bands.name`; `*:cycle` covers a
-cycle of any prefix.
+"""A field by its path, or a beginning of paths that ends in `*`. `bands` also covers `bands.name`; `*:cycle` covers the
+field `cycle` with any prefix, such as `gfs:cycle`.
 
 Native values of the reader are below `native.`. At least one letter is required, because `*` alone would cover all
 fields and declare nothing.
@@ -97,7 +97,7 @@ class Freshness(Strict):
 
 
 class ExpectedProduct(Strict):
-    """Objects due in every hour of a partition, identified by stored groups of their keys."""
+    """Product, given by stored groups of the keys, whose objects are due in some or all hours."""
 
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field(
@@ -273,7 +273,7 @@ KeyValues = dict[FieldPattern, dict[str, ByText]]
 def contradictions(
     declared: KeyValues, groups: Mapping[str, str], values_of: Callable[[str], Iterable[object]]
 ) -> Iterator[str]:
-    """Describe each value of the object (`values_of` a field) that contradicts the key."""
+    """Describe each value of the object that contradicts the key; `values_of` reads a field."""
     for field, by_group in declared.items():
         for group, by_text in by_group.items():
             text = groups.get(group)

@@ -115,7 +115,7 @@ class ImpliedGroup(Strict):
     otherwise: str
 
     def of(self, value: str) -> str:
-        """Return the value that a value of the other group implies."""
+        """Return the implied value for a value of the group `by`."""
         return next((implied for implied, values in self.values.items() if value in values), self.otherwise)
 
 
@@ -134,8 +134,8 @@ class KeyGrammar(Strict):
     implied: dict[str, ImpliedGroup] = Field(
         {},
         description="Groups besides the pattern's, for times, key values, mirrors, the Item's id and the reader. The "
-        "names of an Item's grid properties (GRIB2, NetCDF) begin with the group `prefix`, else with the key's first "
-        "word.",
+        "names of an Item's grid properties begin with the group `prefix`, else with the first word of the key (GRIB2) "
+        "or of the file's name (NetCDF).",
     )
     start: TimeField | Literal["event"] = Field(
         description="event: the keys have no time. A unit then belongs to the UTC day of its event (from a listing: of "
@@ -209,8 +209,8 @@ class Storage(Strict):
     buckets: list[Bucket] = Field(min_length=1)
     region: str = "us-east-1"
     first_day: date = Field(
-        description="UTC day of the earliest object: the first day of the archive or of its subject. A unit of an "
-        "earlier day is rejected, and a backfill leaves earlier days out."
+        description="UTC day before which no object can exist, such as the first day of the archive, satellite or "
+        "model. A unit of an earlier day is rejected, and a backfill leaves earlier days out."
     )
     prefixes: list[str] = Field(min_length=1, description="Beginnings of the keys of this dataset (routing).")
     key_grammar: KeyGrammar

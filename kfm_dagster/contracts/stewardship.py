@@ -16,7 +16,8 @@ FINEST_RESOLUTION = 8
 """Finest H3 resolution: cells with edges of about half a kilometre. A finer cell would identify a farm."""
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
-"""Bounds of a displacement in metres: wide enough to hide a place, narrow enough to show its region."""
+"""Bounds in metres: maximum_m exceeds minimum_m at least by NARROWEST_RING_M, which hides the place, and is at most
+WIDEST_RADIUS_M, which shows the region."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
