@@ -3,7 +3,7 @@
 The lines form a chain: each line has its own SHA-256 and that of the line before, so that `verify_chain` detects a
 changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. Lines missing at the end are
 detected only if the last line's hash was stored elsewhere, e.g. in a signed release. A database row stores
-several events: passed gates and checkpoints, then at most one event of another kind, such as a move or a failure.
+several events: passed gates and checkpoints, then at most one other event, such as a move or a failed gate.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
 

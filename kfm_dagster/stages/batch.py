@@ -1,4 +1,4 @@
-"""A stage's output: the envelopes of a batch, their record, and the cause of a skip.
+"""A stage's output: the envelopes of a batch, its record in run-state, and the cause of a skip.
 
 Belongs here: the value. Does not belong here: its production (`run_contract.py`), or its stored form
 (`envelope_table.py`).
@@ -51,7 +51,7 @@ class StoredEnvelopes(Sequence[Envelope]):
 
 @dataclass(frozen=True, kw_only=True)
 class StageBatch:
-    """A node's output: envelopes, the record that names it, and the cause of a skip."""
+    """A node's output: envelopes, its record in run-state, and the cause of a skip."""
 
     envelopes: Sequence[Envelope]
     state: RunState

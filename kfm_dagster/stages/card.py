@@ -192,7 +192,7 @@ class RetryPolicy(Strict):
 
 
 class DedupeEvidence(Strict):
-    """The evidence for a declaration of exactly-once: a campaign without any loss or duplicate.
+    """Evidence for a declaration of exactly-once: a campaign of kills without loss or duplicate.
 
     `campaign` is the campaign's command, `commit` the commit of the code; the campaign printed the other figures.
     """

@@ -58,8 +58,8 @@ def decide(
 ) -> GateDecision:
     """Apply the card to verdicts over `units`, the units in the chain.
 
-    If there are several units and a gate finds fault with each of them, the batch is at fault, and the gate's stop is
-    triggered (chapter 7, sections III and IX). `whole`: the node has effects outside the database, so no single unit
+    If there are several units and a gate with a stop finds fault with each of them, the batch is at fault, and the stop
+    is triggered (chapter 7, sections III and IX). `whole`: the node has effects outside the database, so no single unit
     can be removed.
     """
     evaluated = tuple(verdicts)

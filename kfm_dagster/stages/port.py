@@ -69,8 +69,8 @@ class RunStatePort:
     def is_intact(self, output: Output) -> bool:
         """Return whether an output exists, and run-state still has it for the same inputs.
 
-        Run-state on the data's branch, or in a table restored with the data, is reverted with the data. APPLIED in the
-        database then describes an effect that no longer exists. Retention may also delete an old output.
+        Run-state stored beside the data (on their lakeFS branch, or in a Delta table) is reverted with the data.
+        APPLIED in the database then describes an effect that no longer exists. Retention may also delete an old output.
         """
         record = output.record
         state = self.run_states.get(record["dataset_id"], record["run_id"])
@@ -88,7 +88,7 @@ class RunStatePort:
         tx: Transaction,
     ) -> StageBatch:
         """Store an output and record its outcome; `earlier` are the columns of the node's input."""
-        # Written before the commit that names it, so that a rollback leaves an orphan, never a record without output.
+        # Written before the commit that names it: a rollback leaves an unused file, never a record without its output.
         columns = columns_of(envelopes, earlier=earlier)
         content = to_parquet(columns)
         artifact = self.artifacts.put(content, suffix="parquet")

@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether this run claims no unit any more, so that the node has no work."""
+            """Return whether this run holds no claim any more, so that the node has no work."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -144,7 +144,7 @@ class StageRunner:
     def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
         """Return the output if another process of the run ended the stage since the first check.
 
-        Running the stage again would claim newly due units in a run that has already settled.
+        Without this check, a run that has settled its units would run the stage again and claim newly due units.
         """
         if not self._has_succeeded(staged, tx):
             return None
@@ -203,8 +203,8 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The new hash contains the id of this run. If the output was withdrawn, the hash contains the id of the
-            # withdrawn run instead, so that all later runs have the same hash.
+            # The new hash contains the id of this run. If the output was withdrawn or is missing, the hash contains the
+            # id of the run that made it instead, so that all later runs have the same hash.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

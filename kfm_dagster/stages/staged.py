@@ -65,7 +65,7 @@ class StagedNode:
 
     @property
     def step(self) -> str:
-        """The node's step."""
+        """The name of the node's effect."""
         return self.node.step
 
     @property
@@ -75,7 +75,7 @@ class StagedNode:
 
     @cached_property
     def key(self) -> RunStateKey:
-        """The key in run-state: the node's id, the run, and the hash of the inputs within the run."""
+        """The key in run-state: the node's id, the run, and the hash of inputs and parameters."""
         batch = [self.received.reference] if self.received else []
         digest = inputs_hash([*self.node.references(), *batch], self.params())
         return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
@@ -128,7 +128,7 @@ class StagedNode:
         The sources are the inputs that were hashed before the computation. The node's inputs are not read again,
         because a second listing of a bucket could differ.
         """
-        # The ledger's entry describes the records before the claim; the claim's entry has the same URI and replaces it.
+        # `claimed` replaces the input with the same URI, which describes the ledger's records before the claim.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
         by_uri = {entry.uri: entry for entry in entries}
         sources = {_entity(entry): entry for entry in by_uri.values()}

@@ -84,7 +84,7 @@ OURS = frozenset({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Closure:
-    """A field's declared and expected dimension, and its range; it closes unless `fault` is set."""
+    """A field's declared and expected dimension, and its range; with a `fault` no value closes."""
 
     unit: str | None
     expected: str | None

@@ -143,10 +143,10 @@ def citation_compliance(subject: Subject) -> Verdict:
 
 
 def coverage(subject: Subject) -> Verdict:
-    """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
+    """Compare each product's share of expected objects that exist (G6) with the threshold.
 
     An hour is expected when it has been over for the contract's `settles_after_seconds`. Hours before the first
-    announcement are expected only if the bucket's list of the day is complete. So a finding means missing objects.
+    announcement are expected only if all of the day's buckets were listed. So a finding means missing objects.
     A surplus in one hour or product does not compensate for a hole in another.
     """
     least = subject.rules.G6.min_coverage
@@ -206,7 +206,7 @@ def freshness(subject: Subject) -> Verdict:
     if subject.contract.freshness is None:
         return Verdict.not_applicable(Gate.G5, "age <= budget", "the contract has no budget")
     budget = subject.contract.freshness.budget_seconds
-    # Data older than a day comes from an archive, not from a feed, because the slowest feed here takes hours.
+    # Even the slowest feed here delivers within hours.
     feed = (subject.reference_time - timedelta(days=1)).date()
     rule = f"age of live units <= {budget} s"
     ages = sorted(

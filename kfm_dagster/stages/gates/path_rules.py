@@ -91,7 +91,7 @@ def dimensional_closure_of_path(
 def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return the path's lines of `check_dim_report.json`, as JSON values, a line per quantity.
 
-    quantities: as for dimensional_closure_of_path; a value is a unit's array, or a beam's number.
+    quantities: as for dimensional_closure_of_path. `values` counts an array once, as it counts a beam's single value.
     """
     by_quantity: dict[str, list[DimensionalEntry]] = {}
     for mappings in quantities.values():

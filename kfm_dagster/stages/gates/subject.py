@@ -1,7 +1,7 @@
 """Subject of the gates: a stage's batch, its contract, and facts of ledger and catalog.
 
 Belongs here: the values that all gates share (extracted fields, measured geometries), each computed once; and the
-queries of the facts, each one statement in the caller's transaction. Does not belong here: rules (`evaluate.py`).
+queries of the facts, in the caller's transaction. Does not belong here: rules (`evaluate.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(geometry: Any) -> Measured:
 
 
 def _lines(coordinates: Any, depth: int) -> Sequence[Any]:
-    """Return the lines of positions, which are rings or points."""
+    """Return the lines of positions: a geometry's rings, or a single line of all its points."""
     if depth < 0:
         return [[coordinates]]
     if depth == 0:
@@ -75,7 +75,7 @@ _WHOLE = frozenset({
 })  # fmt: skip
 """Objects that count as one field: their parts are texts of up to a hundred variables, or repeat `proj:transform`."""
 NAMED = 5
-"""Names that a text lists; further names are only counted."""
+"""Number of names that a text lists; further names are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

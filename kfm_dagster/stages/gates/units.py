@@ -1,4 +1,4 @@
-"""Units: the meaning of a declared unit, by pint over the definitions of `units.txt`.
+"""Units of measurement: dimension and equality, by pint over the definitions of `units.txt`.
 
 pint's results for the units in use are stored here, because importing pint takes as long as all gates over a batch of a
 thousand envelopes. A test compares each result with pint, and checks that no unit in use is missing. For other units,
@@ -103,7 +103,7 @@ def same_unit(unit: str, other: str) -> bool:
 @cache
 def ask_same_unit(unit: str, other: str) -> bool:
     """Return, by pint, whether a number means the same in two units of the same dimension."""
-    # Two points, because degrees Celsius differ from kelvins only in their zero.
+    # Two values, because a conversion with a factor and an offset can leave one value unchanged.
     return all(math.isclose(registry().convert(value, unit, other), value) for value in (1.0, 2.0))
 
 

@@ -30,7 +30,7 @@ class Gate(StrEnum):
         gate._value_, gate.words, gate.description = value, words, description
         return gate
 
-    G1 = "G1", "schema completeness", "Every section that the operator makes is present, in its form."
+    G1 = "G1", "schema completeness", "Every section of this step and of the earlier steps is present, in its form."
     G2 = "G2", "citation compliance", "Every extracted field names its source by volume, version and anchor."
     G3 = "G3", "path conventions", "Path arrays have the same length, at least two, and path elements are lengths."
     G4 = "G4", "dimensional closure", "Every quantity has a unit that fits its dimension, and a value that is possible."
