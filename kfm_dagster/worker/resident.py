@@ -98,11 +98,11 @@ requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Maximum units of a batch for each parallel read: some seconds of work. Other workers get the further messages."""
+"""Units of a batch are at most this number times KFM_READ_CONCURRENCY: some seconds of work. Others get the rest."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
-"""The longest time between two collections of evidence; an idle worker collects evidence at once."""
+"""The longest time between two collections of evidence; an idle worker collects evidence in each round."""
 LEFT_SECONDS = 30.0
 """Time that pending units are left to the sensors; then the worker takes them, because no sensor requested a run."""
 FIRST_PAUSE_SECONDS = 5.0
@@ -214,7 +214,7 @@ class Worker:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if report.off or report.full:
-            # No request was sent, so none has waited at the queue.
+            # Without a request, which would have waited for messages, the next round would begin at once.
             self._rest(LONG_POLL_SECONDS)
         return idle
 
@@ -228,7 +228,7 @@ class Worker:
         self._ended -= dead
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        # Units that are pending at the first look may have been left by a killed worker, so they are overdue.
+        # At the first look, and after a dead run, new pending units may be a killed worker's, so they are overdue.
         before = self._waiting or {}
         first = now - LEFT_SECONDS if self._waiting is None or dead else now
         self._waiting = {key: before.get(key, first) for key in self._pending()}
