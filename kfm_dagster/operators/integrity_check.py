@@ -121,7 +121,7 @@ def _size(head: ObjectHead, rules: IntegrityRules, *, announced: int | None) -> 
 
 
 def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[Finding] | None:
-    """Compare a size with the peers' sizes at the unit's admission; None with too few peers."""
+    """Compare a size with its product's earlier sizes (peers); None for too few peers or size 0."""
     if rules.peers is None or envelope.peer_sizes is None or size == 0:
         return None
     peers = PeerSizes(*envelope.peer_sizes)

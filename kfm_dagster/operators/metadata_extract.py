@@ -140,7 +140,7 @@ def _read(
 
 
 def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRules) -> HeaderMetadata:
-    """Return the header; if the object states no place, with the contract's area as its place."""
+    """Return the header; if it has no geometry, with the contract's area for the object's key."""
     areas = (
         area
         for group, by_text in rules.areas.items()
@@ -153,7 +153,10 @@ def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRu
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
-    """Return contradictions of object and key by `key_values`; `layers.X` is X of each layer."""
+    """Return where an object contradicts its key, by the contract's `key_values`.
+
+    A field `layers.X` there means the attribute X of each layer.
+    """
 
     def values_of(field: str) -> Iterable[object]:
         place, _, name = field.partition(".")
@@ -189,7 +192,7 @@ class _Seen:
 class _StoreWatch:
     """A ByteSource with sidecars; records the store's first failure, and sidecars' times.
 
-    The unit then fails with the store's failure, whatever error the reader raises.
+    After a failure of the store, the unit fails with this failure, whatever error the reader raises.
     """
 
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
