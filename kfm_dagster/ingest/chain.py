@@ -238,7 +238,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release the run's claims; quarantine units at fault if `human_review` has the class.
+    """Release a run's claims; quarantine units at fault if `human_review` has the error's class.
 
     Raises ClaimsLostError if the run has lost a claim.
     """
