@@ -151,7 +151,7 @@ def _blotted(text: str, secrets: Collection[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers alerts; channels of `on_divergence` also receive replay_divergence."""
+    """Evaluates and delivers alerts; those of rule replay_divergence also go to `on_divergence`."""
 
     plan: AlertPlan
     on_divergence: Collection[str]

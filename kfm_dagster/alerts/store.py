@@ -24,7 +24,7 @@ LEASE = timedelta(minutes=5)
 MOST_LISTED = 10_000
 """Default limit of a list: more than the open alerts, because a rule has at most one open alert for a subject."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
-"""Numbers of endpoints by rule and level, each endpoint with its first channel."""
+"""By rule and level: the numbers of the receiving endpoints, each with the first channel that names it."""
 
 
 @unique
@@ -41,7 +41,7 @@ class AlertState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """An alert. `observed`: events in the window; `place`: e.g. the stage of the newest event.
+    """An alert. `observed`: events in the window; `place`: stage, product or code of the newest.
 
     At most one alert is open under a `key`; by this key, receivers can drop repetitions.
     """
@@ -85,7 +85,7 @@ class AlertStore:
         self._outbox = Outbox(database, "alerts", lease=LEASE, clock=clock)
 
     def update(self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints) -> None:
-        """Evaluate every rule as of now and queue its messages; one evaluator at a time.
+        """Evaluate every rule as of now and queue its messages, under a lock for all evaluators.
 
         `terms` are rows of parameters for `alerts.findings`, one for each rule, and `limits` the limits of the clock.
         If there is no finding, and no alert is open, nothing is written.

@@ -1,9 +1,9 @@
 """Names in Dagster: assets and ops of each dataset's chain, partitions, and run tags.
 
-Tags are the search keys of the run list, whose filter matches a tag's whole value. A list of datasets as value could
-not be found. So each dataset has its own tag, such as `kfm/quarantined.hrrr: 3`, which only the dataset's steps write,
-and `kfm/quarantined: yes` finds runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the
-first day (`ingest/window.py`).
+Tags are the search keys of the run list, whose filter matches a tag's whole value. If a tag's value listed datasets, a
+search for one dataset would not find it. So each dataset has its own tag, such as `kfm/quarantined.hrrr: 3`, which only
+the dataset's steps write, and `kfm/quarantined: yes` finds runs of any dataset. Does not belong here: tags of requested
+runs (`sensors.py`), the first day (`ingest/window.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SOURCE_TAG = "kfm/source"
 BACKFILL_TAG = "kfm/backfill"
 """The backfill (kfm backfill) that requested a run's listing of a day."""
 FORCE_TAG = "kfm/force"
-"""Makes a run compute content again that earlier runs applied; terminal units stay. The value is the reason."""
+"""Makes a run compute content again that earlier runs applied; terminal units stay so. The value is the reason."""
 DATASET_TAG = "kfm/dataset"
 """A dataset of the run's request."""
 QUARANTINED_TAG = "kfm/quarantined"

@@ -4,12 +4,12 @@ A day's page shows only the latest materialisation, which does not have the fail
 outcome is followed by the ledger's counts of the whole day (`day...`), and by the run's share of the day (`run_...`).
 
 A day without units is materialised, too: since 1.13.22 (dagster-io/dagster#34219), Dagster counts an asset backfill as
-failed if one of its days has no materialisation. That a day is empty is shown first in the metadata, as a warning of
-the day's check, and in the run's tags.
+failed if one of its days has no materialisation. The beginning of the metadata, a warning of the day's check, and the
+run's tags show that a day is empty.
 
-The picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
+The map of footprints has at most some twenty kilobytes, because the event log stores it with each materialisation.
 
-Belongs here: the facts in the order of a reader's questions, and the size and caption of the picture.
+Belongs here: the facts in the order of a reader's questions, and the size and caption of the map.
 Does not belong here: the map (`drawing/footprints.py`), selecting failing units (`ledger/reports.py`), or the rows of
 arrivals (`ingest/path_arrivals.py`).
 """
@@ -127,9 +127,9 @@ def stage_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a materialisation; `account` is the node's part of `kfm runs show`.
 
-    `run_passed`, `run_failed` and, if not zero, `run_failed_earlier` and `run_given_back` (units that the run has lost)
-    sum to `run_units`. A wholly reused output is not read again, so its Items and footprints are only shown with the
-    run that computed the output.
+    `run_passed`, `run_failed` and, if not zero, `run_failed_earlier` and `run_given_back` (units whose claim the run
+    has lost) sum to `run_units`. A wholly reused output is not read again, so its Items and footprints are only shown
+    with the run that computed the output.
     """
     units, state = batch.envelopes, batch.state
     seen: Sequence[Envelope] = () if batch.reused_whole else units

@@ -23,7 +23,7 @@ MAX_UNITS_KEPT = 5_000
 
 
 class StageIOManager(dg.ConfigurableIOManager):
-    """Owns the port to run-state, which decides on skips and records outcomes with outputs.
+    """Has the runner of stages, which decides on skips and records outcomes with outputs.
 
     The last batch of each dataset stays in memory, up to MAX_UNITS_KEPT units. Other batches are read from the
     artifact, for example in a re-executed run, or if another process executed the step before (Celery).
@@ -36,7 +36,7 @@ class StageIOManager(dg.ConfigurableIOManager):
 
     @property
     def stages(self) -> StageRunner:
-        """The runner of the stages; its `port` is the only way to run-state."""
+        """The runner of the stages; only its `port` reads and writes run-state."""
         return self.pipeline.get().stages
 
     def content_hash(self, stage: StagedNode) -> str | None:

@@ -44,8 +44,8 @@ _BY_HAND = {LANE_TAG: Lane.BULK.value}
 def ingest_job(registry: ContractRegistry) -> "dg.UnresolvedAssetJobDefinition":
     """Return the job over every dataset's chain; it runs without configuration.
 
-    It is the only one, because the daemon reads every job's snapshot each minute: a job for each dataset doubles the
-    cost of an idle deployment. A dataset's assets are selected in a run's request or on the page of their group.
+    No dataset has its own job, because the daemon reads every job's snapshot each minute: a job per dataset doubles
+    the cost of an idle deployment. A dataset's assets are selected in a run's request or on the page of their group.
     """
     return dg.define_asset_job(
         INGEST_JOB,

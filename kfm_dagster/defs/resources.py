@@ -88,7 +88,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         return open_pipeline(self.wal.settings(), self.queue)
 
     def state(self) -> ProcessState:
-        """Return this process's state of the deployment."""
+        """Return what this process remembers about the deployment between ticks or stages."""
         return _STATES[self.wal.settings()]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

@@ -203,7 +203,7 @@ BROKER = "KFM_CELERY_BROKER"
 ANSWER_SECONDS = 3.0
 """Workers answer within milliseconds unless all their processes wait for a processor."""
 LATE = ("task_acks_late", "task_reject_on_worker_lost")
-"""Settings of a worker. Unless both are set, Redis counts a step as done once a worker has received the step."""
+"""Settings of a worker. Unless both are set, no other worker repeats the step of a dead worker process."""
 
 
 def check_broker(address: str) -> Iterator[Diagnosis]:
