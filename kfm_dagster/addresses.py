@@ -1,6 +1,6 @@
 """Addresses as they are shown: the location of a database or store, without secrets.
 
-Belongs here: the secret parts of a DSN or URL. Does not belong here: credentials in texts of foreign software
+Belongs here: which parts of a DSN or URL are hidden. Does not belong here: credentials in texts of foreign software
 (`redaction.py`).
 """
 

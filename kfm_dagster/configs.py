@@ -1,7 +1,7 @@
 """Configuration files: read YAML into a model, or refuse it with file, line and reason.
 
-Belongs here: how the files of `configs/`, contracts, selections and plans are read. Does not belong here: their content
-(`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
+Belongs here: how the files of `configs/`, contracts, and selections of replays are read. Does not belong here: their
+content (`stages/card.py`, `contracts/model.py`), or the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def parse(
     error: type[ConfigurationError] = CardError,
     schema: str | None = None,
 ) -> Model:
-    """Build a model from YAML. Raises `error` with source, line, first wrong key, and `schema`."""
+    """Build a model from YAML. Raises `error` with source, line, wrong key, and the path `schema`."""
     try:
         document: Any = read_yaml(text)
     except yaml.YAMLError as caught:

@@ -1,4 +1,4 @@
-"""YAML documents (contracts, the pipeline card, selections, plans), validated by models.
+"""YAML documents (contracts, pipeline card, selections of replays), validated by models.
 
 Every process first reads contracts and the card, so the parser must be fast. Belongs here: the choice of the parser,
 and the first fault of a wrong document, with its location and the expected value. Does not belong here: the models, or

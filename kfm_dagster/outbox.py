@@ -16,7 +16,7 @@ from typing import Any
 from kfm_dagster.storage.database import Database, Transaction
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
-"""Pauses between tries, the first and the longest. By these, an outage of a day costs some 150 tries."""
+"""Pauses between tries, the first and the longest. With these pauses, an outage of a day costs some 150 tries."""
 MOST_DOUBLINGS = 20
 """Maximum number of doublings. A timedelta could not hold 2^43 times the first pause; LONGEST_PAUSE is reached much
 earlier."""

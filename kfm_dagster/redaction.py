@@ -1,9 +1,9 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
 Every text of a foreign exception or answer passes through here before it reaches the database, a log, Dagster or a
-page. Each rule reads a text once, so its time is linear: in a row of characters that the pattern accepts, a match can
-begin at the first one only, and a quantifier is possessive where a failed match would read the rest again. Does not
-belong here: the choice of errors to keep, and addresses of our own settings (`addresses.py`).
+page. The time of each rule is linear in the length of the text. For this, a match can begin only at the first of
+several characters that its pattern accepts, and possessive quantifiers prevent that a failed match reads characters
+again. Does not belong here: which errors are stored, and addresses of our own settings (`addresses.py`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     # JSON Web Tokens, whole or cut off; GitHub and Slack tokens.
     (re.compile(r"\beyJ[\w-]{5,}+(?:\.[\w-]*+){0,2}"), _MARK),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|xox[abeprs]-|glpat-)[\w-]{10,}"), _MARK),
-    # Bare secret access keys: forty base64 characters with small letters, capitals and digits. A hexadecimal digest and
-    # a path of small letters have no capitals.
+    # Bare secret access keys: forty base64 characters with small letters, capitals and digits. Hexadecimal digests and
+    # paths of small letters do not match, because they have no capitals.
     (
         re.compile(
             r"(?<![\w/+=.-])(?=[A-Za-z0-9/+]*[a-z])(?=[A-Za-z0-9/+]*[A-Z])(?=[A-Za-z0-9/+]*[0-9])"
@@ -97,7 +97,7 @@ def error_text(error: BaseException, limit: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 class ForeignError(Exception):
-    """A foreign exception, as its class and its redacted text."""
+    """Replaces a foreign exception; its text is the class and the redacted text of that exception."""
 
 
 def is_own(error: BaseException) -> bool:

@@ -163,8 +163,8 @@ class Settings(BaseModel):
     )
     first_day: date | None = Field(
         None,
-        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database, never earlier than the earliest "
-        "storage.first_day of the contracts. The database stores it, and only a backfill of earlier days changes it. "
+        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database. A day before the first day of every "
+        "contract is refused. The database stores it, and only a backfill of earlier days changes it. "
         "Default: 1,000 days back.",
     )
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
@@ -471,7 +471,7 @@ class Settings(BaseModel):
 
     @property
     def max_bulk_in_flight_units(self) -> int:
-        """Limit of bulk units in flight; at it, a backfill waits before it lists its next day."""
+        """Limit of bulk units in flight; a backfill lists its next day only below this limit."""
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:

@@ -36,7 +36,10 @@ def host_names(settings: Settings) -> frozenset[str]:
 
 
 class WebGuard:
-    """ASGI middleware for HTTP and WebSocket. `changes_by` is the media type of state changes."""
+    """ASGI middleware for HTTP and WebSocket.
+
+    `changes_by` is the media type that HTTP requests with other methods than READS must have; None: any.
+    """
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str], changes_by: str | None = None) -> None:
         self._app = app
