@@ -79,7 +79,7 @@ def contracts() -> str:
 
 
 def configuration_files() -> str:
-    """Return the page of the files in SCHEMAS."""
+    """Return the page of the files in FILES."""
     lines = [
         "# Configuration files",
         "",
