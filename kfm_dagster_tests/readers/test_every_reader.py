@@ -60,7 +60,8 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "nexrad-l3": (nexrad_level3_samples, len(sites()) * 86_400),
     "ocean": (oisst_samples, 2),
 }
-"""By dataset: samples and their maximum a day. Not here: ISD (by year), NDFD (of any day), chunks (no maximum)."""
+"""By dataset: a function that makes samples of a day, and their maximum number. Not here: ISD, whose samples are of a
+year; NDFD, whose samples are of no particular day; chunks, which have no maximum."""
 
 
 @pytest.mark.clause("OPR-14")
@@ -91,7 +92,7 @@ def test_a_request_for_more_samples_than_a_day_has_keys_is_refused() -> None:
 
 
 STRUCTURES = 40
-"""The number of structures of a specimen at which the test truncates the specimen."""
+"""The maximum number of a specimen's structures at which the test truncates the specimen."""
 STREAMS = ("ghcn-daily", "grib2-gzip", "isd")
 
 
@@ -178,8 +179,8 @@ LIMITS = {
     # Parquet: the beginning, which proves the format, and the footer.
     "ghcnd": Limit(2, lambda size: 2 * size),
     "surface-obs": Limit(2, lambda size: size),
-    # Beginning, index, and the whole last message (`grib2.LAST_MESSAGE_BYTES`), cheaper than two more
-    # requests. Without an index each message's beginning is read, up to the limit of the walk.
+    # Beginning, index, and the last message: whole (`grib2.LAST_MESSAGE_BYTES`), because two requests for its start and
+    # its end cost more. Objects without an index have no limit here.
     **dict.fromkeys({*MODELS} - {"naqfc", "ndfd"}, Limit(3, lambda size: front(size) + 2 * MIB)),
 }
 
@@ -231,7 +232,7 @@ def test_an_object_costs_few_requests_and_bytes(name: str) -> None:
     statuses = []
     for specimen in SUBJECTS[name].specimens:
         if specimen.dataset in MODELS and specimen.index is None:
-            continue  # the messages of an object without its index are walked
+            continue  # without its index, an object takes a request for each message
         status, bucket = costs(specimen)
         limit = LIMITS[specimen.dataset]
         cost = f"{specimen.key}, {len(specimen.content)} bytes: {bucket.requests} requests, {bucket.read_bytes} bytes"

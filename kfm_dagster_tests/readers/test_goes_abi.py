@@ -155,7 +155,7 @@ def test_a_product_in_degrees_without_its_extent_or_with_another_band_is_refused
 
 
 def test_a_coarse_grid_at_the_limb_has_a_larger_tolerance_for_its_extent() -> None:
-    """The outermost centres of 10 km pixels are three degrees within the limb."""
+    """Seen from the Earth's centre, the outermost centres of 10 km pixels are three degrees within the limb."""
     key, content = sample("ABI-L2-MCMIPF", band=None)
 
     def change(file: h5py.File) -> None:

@@ -328,7 +328,7 @@ def stretched(last: bytes) -> tuple[bytes, str]:
 
 
 LAST = len(stretched(b"")[0]) - 10_376
-"""Bytes of the last message without data; the first two messages have 10,188 and 188."""
+"""Length of the last message if its data are empty; the first two messages have 10,188 and 188 bytes."""
 
 
 @pytest.mark.clause("OPR-06")
@@ -364,7 +364,7 @@ def test_truncated_or_zeroed_data_that_look_like_the_end_of_a_message_are_refuse
         cut = content[:-hole] + bytes(hole)
         for sidecar in (index, None):
             assert code_of(read, cut, groups=groups_of(), index=sidecar) is MetadataIssue.TRUNCATED_OBJECT
-    # Without data the hole reaches into the sections.
+    # The sample's last message has no data, so 50 zeros replace a part of its sections.
     for sidecar in (SAMPLE_INDEX, None):
         cut = SAMPLE[:-50] + bytes(50)
         assert code_of(read, cut, groups=groups_of(), index=sidecar) is MetadataIssue.TRUNCATED_OBJECT
@@ -427,7 +427,7 @@ def test_an_object_that_states_its_length_is_complete_or_refused() -> None:
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
     # Cut between two messages: only the stated length shows the truncation.
     assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
-    # A separator of bulletins does not state the object's length.
+    # Without its first 40 bytes the object begins with the length of its first bulletin instead of its own.
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
 
 

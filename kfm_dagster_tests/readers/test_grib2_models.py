@@ -279,7 +279,7 @@ def test_an_unknown_step_is_ignored() -> None:
 @pytest.mark.clause("OPR-24")
 def test_a_field_without_a_readable_time_has_the_key_s_lead() -> None:
     content, _ = assembled_steps([at_hour(7)])
-    at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
+    at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # octet 6 of section 4; the template is in octets 8-9
     for groups, expected in (({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])):
         header = test_grib2.read(patched(content, at + 2, struct.pack(">H", 99)), groups=groups)
         assert (times_of(header), header.properties.get("forecast:horizon")) == (

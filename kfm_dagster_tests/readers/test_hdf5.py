@@ -199,7 +199,7 @@ def message(name: str, anchor: bytes, place: int, value: bytes) -> Change:
 
 
 def ordered(count: bytes, place: int, value: bytes) -> Change:
-    """Change the information message that has version 0, both flags, the count, and no address of an index."""
+    """Write a value after the two first bytes of the root's information message that has this count and no index."""
     return message("/", b"\0\3" + count + b"\xff" * 24, 2 + place, value)
 
 

@@ -103,7 +103,7 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
     metadata = read(grid(np.arange(0, 360, 1.875), latitudes))
     assert metadata.properties["cube:dimensions"]["lat"]["step"] is None
     assert metadata.properties["cube:dimensions"]["lon"]["step"] == 1.875
-    # Half of the outer spacing beyond the last parallel, a quarter of a degree from the pole.
+    # The box ends half of the outer spacing beyond the last parallel, which is a quarter of a degree from the pole.
     assert bounding_box(metadata.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
     # An axis with uneven steps in its middle only.
     uneven = read(grid([1, 2, 3.5, 4, 5])).properties
@@ -534,10 +534,11 @@ def test_a_file_whose_key_has_a_run_is_described_as_a_forecast() -> None:
         assert properties["forecast:reference_datetime"] == "1999-12-31T12:00:00Z"
         assert (properties["forecast:horizon"], properties["nwm:domain"]) == ("PT1110M", "conus")
     assert refusal(content, groups=groups | {"cycle": "15", "lead": "015"}) is MetadataIssue.TIME_MISMATCH
-    # The run is taken from the key. There is no horizon if the run is after the file's time or if there is no run.
+    # A file without a run has that of the key. There is no horizon if the run is after the file's time.
     properties = read(grid(hours=[6.5]), groups=groups).properties
     assert properties["forecast:reference_datetime"] == "1999-12-31T00:00:00Z"
     assert "forecast:horizon" not in read(grid(hours=[6.5]), groups={"run": "20000102"}).properties
+    # If the key has no run, the file's run is not described.
     assert not [name for name in read(content).properties if name.startswith("forecast:")]
 
 

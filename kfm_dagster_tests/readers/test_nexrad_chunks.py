@@ -108,7 +108,7 @@ def test_joined_sample_chunks_are_the_sample_volume_of_the_archive_and_have_its_
     assert [metadata.start for metadata in chunks] == [whole_second] * CHUNKS
     assert chunks[0].end == whole_second < chunks[1].end < chunks[2].end < chunks[3].end == START + DURATION
     site = sites()[SITE]
-    # The last chunk has the properties of the volume in the archive, without the archive's own, and three more.
+    # The last chunk has the properties of the archive's volume, except those in `of_archive`, and three more.
     volume = read(b"".join(samples.values())).properties
     of_archive = {
         "bands", "processing:software", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
