@@ -174,7 +174,7 @@ def test_a_wrong_policy_fails_the_job_with_an_error_of_one_line_and_deletes_noth
 
 
 MOST_STATEMENTS = 45
-"""Limit for the statements of all sensors together (now 39); none reads a growing table (test_ledger_plans)."""
+"""Limit for the statements of all sensors together (now 35); none reads a growing table (test_ledger_plans)."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The invariants: the product must agree with an account of the world that is kept without the product.
 
 After every commit the account reads the database directly; it knows the written objects from the feed, and the
-acting process from the scheduler. Each invariant is a method of `Account` and names its violation. Does not
-belong here: actions.
+acting process from the scheduler. Each invariant is checked by a method of `Account`; the violation names the
+invariant. Does not belong here: actions.
 """
 
 from __future__ import annotations

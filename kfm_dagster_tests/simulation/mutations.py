@@ -225,7 +225,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a unit in progress is quarantined",
-        # The database refuses the value, so the message is rejected.
+        # The database's trigger refuses the transition, so the message is rejected.
         invariant="nothing_sound_is_refused",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
         first=1,

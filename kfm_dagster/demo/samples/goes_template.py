@@ -98,7 +98,7 @@ class Template:
     offsets: Mapping[str, int]
 
     def filled(self, texts: Mapping[str, bytes], numbers: Mapping[str, tuple[float, ...]]) -> bytes:
-        """Give the file these attributes and these 64-bit variables."""
+        """Return the file with these attributes and 64-bit variables filled in."""
         content = bytearray(self.content)
         doubles = {name: struct.pack(f"<{len(values)}d", *values) for name, values in numbers.items()}
         for name, value in {**texts, **doubles}.items():

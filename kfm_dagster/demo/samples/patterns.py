@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 LEVELS = 120
-"""Highest level of a pattern; the lowest is 0."""
+"""Upper limit of the levels of a pattern, which begin at 0."""
 _STORMS = ((40, 90, 0.9), (75, 150, 1.0), (130, 60, 0.7), (220, 200, 0.8), (310, 120, 0.6))
 """Azimuth in degrees, range in km and strength of a radar's echoes."""
 _STORM_KM = 28.0

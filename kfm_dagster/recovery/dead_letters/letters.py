@@ -39,7 +39,7 @@ class DeadLetterClass(StrEnum):
     """The class of a dead letter: the first of these cases that applies to it or a unit of it."""
 
     UNREADABLE = "unreadable"
-    """An entry of the message gives no unit; a person decides, and the reason is stored."""
+    """The message, or an entry of it, is rejected; a person decides, and the reason is stored."""
     UNKNOWN = "unknown"
     """The ledger has no record of a unit, so a record is created."""
     FAILED = "failed"
