@@ -33,7 +33,7 @@ EVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """Seconds from first record to last settlement; CPU and requests from the start."""
+    """Seconds from first record to last settlement; CPU and requests since the deployment began."""
 
     units: int
     succeeded: int

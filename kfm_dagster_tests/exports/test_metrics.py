@@ -66,7 +66,7 @@ SEVERITIES = {
     "NODD-ENERGY-PER-UNIT-WARN": "info",
     "NODD-LINEAGE-AGE-WARN": "warning",
 }
-"""Alert > severity, for the alerts of the specification and for our own."""
+"""Severity by alert, for the alerts of the specification and for our own."""
 OWN_ALERTS = {"NODD-LINEAGE-AGE-WARN"}
 NAME = re.compile(r"\b(?:nodd_sns_\w+|kfm_run_state_\w+|nodd:[\w:]+)")
 VARIABLES = {

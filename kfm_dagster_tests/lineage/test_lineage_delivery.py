@@ -230,7 +230,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_file_is_not_sen
     root.write_text("a file where the root has to be")
     emit(lineage, contract, 0, 1)
     assert lineage.deliver() == 0
-    # No event is overdue for the backend: files come first.
+    # Only the file counts as failing: its events are not due at the backend before the file is published.
     assert {failing.destination for failing in lineage.undelivered().failing} == {"files"}
     root.unlink()
     clock.advance(600)

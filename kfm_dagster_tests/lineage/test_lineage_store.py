@@ -389,7 +389,7 @@ def test_concurrent_publishers_publish_a_failure_once(pipeline: Pipeline, tmp_pa
         list(pool.map(lambda _: published(pipeline, root), range(4)))
     events = published(pipeline, root)
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
-    # A second failure gives the unit another run of OpenLineage.
+    # A second failure gives the unit a second OpenLineage run.
     own_tx(pipeline.ledger).requeue([record.wal_id for record in own_tx(pipeline.ledger).find(code="missing_object")])
     chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), RUNS[2], Source.LEDGER)
     ends = [event["run"]["facets"] for event in published(pipeline, root) if event["eventType"] == "FAIL"]

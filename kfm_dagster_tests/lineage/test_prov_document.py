@@ -184,7 +184,7 @@ def events(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.clause("PCS-03")
-def test_invalidating_a_run_restores_the_view_and_changes_no_published_file(
+def test_invalidating_a_run_restores_the_earlier_links_and_changes_no_published_file(
     lineage: Lineage, root: Path, contract: DatasetContract, contracts: ContractRegistry
 ) -> None:
     everyone = units(0, 6)

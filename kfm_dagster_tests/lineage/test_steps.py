@@ -318,7 +318,7 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     assert meter.begin() is not None
 
 
-def test_a_pipeline_measures_energy_on_a_grid_with_figures_and_refuses_others_before_anything_is_created(
+def test_a_pipeline_measures_energy_on_a_known_power_grid_and_refuses_others_before_it_creates_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("codecarbon")

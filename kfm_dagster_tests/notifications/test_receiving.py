@@ -21,11 +21,11 @@ def receive_call(**budgets: int) -> ReceiveCall:
     return ReceiveCall(**{"max_messages": 1_000, **budgets})
 
 
-def test_requests_reserve_the_largest_size_that_sqs_can_send() -> None:
+def test_requests_reserve_sqs_s_largest_size_and_later_that_of_the_largest_message() -> None:
     call = receive_call(max_bytes=15 * MAX_BODY_BYTES)
     assert call.requests(8) == [10, 5]
     call.add(messages(10, SMALL))
-    # The received messages were small, so more are requested; each request reserves the largest size.
+    # The received messages were small, so each further message reserves less.
     assert call.requests(8) == [10] * 8
 
 

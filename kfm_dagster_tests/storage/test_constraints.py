@@ -578,7 +578,7 @@ SQLITE_ONLY = {
     "node_output_lineage_is_json",
     "metric_totals_one_row",
 }
-"""Constraints only of SQLite, because PostgreSQL has a type for the text, or keeps the count in several rows."""
+"""Constraints only of SQLite. PostgreSQL has types for the texts, and several rows of `metric_totals` for one count."""
 NEVER_NAMED = {
     # PostgreSQL accepts no value for a generated key; in SQLite such a key has no named constraint.
     "governance_log_one_row_per_entry",
@@ -588,7 +588,7 @@ NEVER_NAMED = {
     "alerts_one_row_per_alert",
     "catalog_promotions_one_row_per_promotion",
     "catalog_changes_one_row_per_change",
-    # The constraint on unique Items is stricter.
+    # A row that violates this key also violates the constraint on unique Items, which has fewer columns.
     "catalog_items_in_order_of_pages",
 }
 REFUSED_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}

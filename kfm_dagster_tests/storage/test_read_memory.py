@@ -14,7 +14,7 @@ from kfm_dagster_tests.programs import printed_by
 
 AT_ONCE = 64
 BODY, PIECE = 128 * 1024, 8 * 1024
-"""Bytes of an answer, and of one read of its connection."""
+"""Bytes of an answer, and of the pieces in which the server sends it."""
 READING = """
 import resource, sys
 from concurrent.futures import ThreadPoolExecutor

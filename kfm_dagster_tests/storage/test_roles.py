@@ -37,8 +37,8 @@ WORKING = {
     "outbox",
     "nodd_wal_leases",
 }
-"""Tables whose rows the product deletes; all other tables are evidence or never shrink. Counts are summed only by a
-trigger (`test_guards.py`)."""
+"""Tables whose rows the product deletes; all other tables are evidence or never shrink. Only a trigger sums rows of
+`metric_totals` (`test_guards.py`)."""
 REFUSED = {"42501", "428C9"}
 """PostgreSQL's codes: insufficient privilege, and (checked first) a value for a generated key."""
 SHADOW = """
