@@ -52,7 +52,7 @@ KINDS: dict[str, Callable[[int], str]] = {
                                        "noaa-hrrr-bdp-pds"),
     "escapes": lambda _: '"\\u0000"',
 }  # fmt: skip
-"""Kind > the n-th record of a message."""
+"""By kind: a function that returns the n-th record of a message."""
 
 
 def heaviest(kind: str, messages: int) -> Iterator[SqsMessage]:

@@ -160,7 +160,7 @@ class Mail:
 
 
 def _text(value: Any) -> str:
-    # Keep lone surrogates unescaped: as an escape they would make the body invalid JSON (RFC 8259, 8.2).
+    # Keep lone surrogates unescaped, because parsers disagree on them as escapes (RFC 8259, 8.2).
     return json.dumps(value, ensure_ascii=False)
 
 

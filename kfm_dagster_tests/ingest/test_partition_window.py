@@ -108,7 +108,7 @@ def test_the_window_extends_from_its_first_day_to_two_days_ahead() -> None:
         (NOW.date() + timedelta(days=2), None, True),
         (NOW.date() + timedelta(days=3), None, False),
         (NOW.date() + timedelta(days=2), NOW - timedelta(days=9), True),
-        # This machine's clock is behind: a message that is already in the queue cannot come from the future.
+        # If this machine's clock is behind, the time of sending counts: no message is sent in the future.
         (date(2027, 5, 3), datetime(2027, 5, 1, tzinfo=UTC), True),
         (date(2027, 5, 4), datetime(2027, 5, 1, tzinfo=UTC), False),
         (date.min, datetime.min.replace(tzinfo=UTC), False),

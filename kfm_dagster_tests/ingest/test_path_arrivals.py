@@ -86,7 +86,7 @@ def test_each_row_refers_to_the_path_along_which_it_was_integrated(pipeline: Pip
         assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
         assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
         assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
-        # In a sample, light travels through a gate of 250 m and back. No element is longer than this distance.
+        # A sample lasts as long as light needs for a gate of 250 m and back: 500 m, which no element exceeds.
         assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
         assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
         assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)
@@ -123,7 +123,7 @@ def test_the_dimensional_report_has_path_quantities_beside_those_of_the_metadata
     lines = {line["quantity"]: line for line in path["quantities"]}
     assert {line["values"] for line in lines.values()} == {3}
     assert {"T_arr", "Phi", "n_eff", "T_arr = ( ∫ ( n_eff / c_ref ) d ell )"} <= set(lines)
-    # The newest table counts for the dataset; units outside it are not counted.
+    # Only the newest table counts for the dataset. It has the five volumes of both runs.
     put(tmp_path / "objects", volumes(5))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     compute(pipeline, RUNS[1])

@@ -178,7 +178,7 @@ BOUNDED = {
     "nodd_wal_deliveries": "message_id queue landing_sha256 sns_message_id topic_arn receipt_handle",
 }
 LONGER = {"object_uri": 1400, "receipt_handle": 4096}
-"""Limits of fields other than 320 characters."""
+"""Limits of the fields whose limit is not 320 characters."""
 
 
 @pytest.mark.clause("SEC-08")

@@ -71,7 +71,7 @@ def spread(lengths: list[int], *, cut: int = 0) -> Spread:
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_messages_of_any_length_are_walked() -> None:
+def test_messages_of_any_length_are_counted() -> None:
     lengths = [9_000_000, 3 * GIB, GIB, 2 * GIB, 3 * GIB]
     whole = spread(lengths)
     metadata = extract("hrrr", HRRR_KEY, whole)
@@ -87,7 +87,7 @@ def test_messages_of_any_length_are_walked() -> None:
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_an_object_with_more_messages_than_the_walk_s_limit_is_at_best_suspect() -> None:
+def test_an_object_with_more_messages_than_the_reader_counts_is_at_best_suspect() -> None:
     for cut, expected in (
         (0, {"sidecar_missing", "completeness_unchecked"}),
         (5_000, {"sidecar_missing", "completeness_unchecked"}),
@@ -103,7 +103,7 @@ def test_an_object_with_more_messages_than_the_walk_s_limit_is_at_best_suspect()
         assert "grib:message-count" not in metadata.stac_properties
         assert metadata.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
         assert source.requests <= WALK_MESSAGES + 3
-    # Messages up to the limit of the walk are counted.
+    # The reader counts up to WALK_MESSAGES messages.
     metadata = extract("hrrr", HRRR_KEY, spread([5_000] * WALK_MESSAGES))
     assert codes(metadata) == {"sidecar_missing"}
     assert metadata.stac_properties["grib:message-count"] == WALK_MESSAGES
@@ -142,7 +142,7 @@ def samples_of_models() -> Iterator[Specimen]:
 
 
 def gaussian_and_headed() -> Iterator[Specimen]:
-    """Yield samples on Gaussian grids and with WMO headings that differ in time or element."""
+    """Yield samples on Gaussian grids (two of them differ in lead) and of elements with WMO headings."""
     yield sample_of("gfs", *gfs.make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
     for lead in (6, 12):
         yield sample_of("cfs", *cfs.make_cfs(run=RUN, lead=lead))
@@ -169,7 +169,7 @@ def test_a_sample_agrees_only_with_its_own_key() -> None:
         source = BytesSource(sample.content)
         assert extract(sample.dataset, sample.key, source, sample.index).issues == ()
         for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
-            if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
+            if (dataset == "mrms") is (sample.dataset == "mrms"):  # only MRMS is gzipped
                 metadata = extract(dataset, key, source, sample.index)
                 result = (metadata.status, "key_mismatch" in codes(metadata))
                 assert result == (CheckStatus.FAILED, True), (sample.key, key)

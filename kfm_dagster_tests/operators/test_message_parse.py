@@ -181,7 +181,7 @@ def test_wrong_messages_are_rejected_with_a_code_and_give_no_unit() -> None:
 
 @pytest.mark.clause("OPR-01", "OPR-02")
 def test_a_topic_announces_only_its_own_dataset() -> None:
-    # An object without a topic can be announced by raw delivery.
+    # A dataset without a topic can be announced by raw delivery.
     stations = record(bucket="noaa-isd-pds", key="data/2020/720538-00164-2020.gz")
     (unit,) = parse(raw(stations)).envelopes
     assert unit.dataset == "surface-obs"

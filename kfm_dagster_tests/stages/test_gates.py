@@ -59,9 +59,9 @@ from kfm_dagster_tests.stages.batches import (
 
 DATASETS = ("gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "nbm", "nexrad-l2")
 EVERY = (*DATASETS, "surface-obs")
-"""`surface-obs` has no expected age and no expected objects per hour."""
+"""Unlike DATASETS, `surface-obs` has no expected age and no expected objects per hour."""
 CITED = (*EVERY, "ghcnd", "ghcnh", "nexrad-l2-chunks")
-"""EVERY has neither GHCN, which has few samples, nor chunks, which share an Item per batch."""
+"""Also GHCN, which has few samples, and chunks, which share an Item per batch; so EVERY has neither."""
 GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
 
 

@@ -37,7 +37,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    # The provider is not set globally, since a process cannot replace it.
+    # The tracer provider is not set globally, because a process cannot replace it later.
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
 
@@ -222,7 +222,7 @@ def test_a_stage_ended_by_another_process_of_the_run_is_not_repeated(
             with runner.database.transaction() as tx:
                 runner.port.revoke(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
 
-    # The other process ends after the late stage's check for a skip and before its start.
+    # The other process ends the stage after the late process has checked for a skip, and before it starts the stage.
     monkeypatch.setattr(runner.nodes.meter, "prepare", ends_first)
     late = FakeNode([envelope(2)])
     if is_rolled_back:

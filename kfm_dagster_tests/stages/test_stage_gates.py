@@ -176,7 +176,7 @@ def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(run
         execute(runner, node, upstream=changed)
     assert refused.value.error_class is ErrorClass.E_INPUT
     assert node.calls == []
-    # The record is left to the active worker.
+    # The refused retry writes no run-state: the first worker, which is still at work, does.
     assert runner.run_states.get(SECOND, "run") is None
     batch = runner.commit(at_work)
     assert runner.run_states.get(SECOND, "run") == batch.state
@@ -472,7 +472,7 @@ def test_recovery_closes_the_other_attempts_although_one_worker_ends_meanwhile(
 def test_a_stage_that_reuses_output_waits_for_its_node_s_commit_before_locking_the_audit(runner: StageRunner) -> None:
     for run_id, setting in (("run", 1), ("other", 2)):
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
-    # The content is that of the first run, so the node's window advances without a computation.
+    # The content is that of the first run, so its output is reused without a computation.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     with ThreadPoolExecutor(1) as pool:

@@ -96,7 +96,7 @@ def test_an_inserted_line_cannot_break_the_chain_of_the_audit(database: Database
 
 
 @pytest.mark.clause("PCS-15")
-def test_the_row_of_a_transition_includes_the_successes_before_it_and_all_lines_are_in_the_chain(
+def test_the_row_of_a_transition_includes_passed_gates_and_checkpoints_and_all_lines_are_in_the_chain(
     database: Database, store: StageStore
 ) -> None:
     attempt = opened(store)
@@ -112,7 +112,7 @@ def test_the_row_of_a_transition_includes_the_successes_before_it_and_all_lines_
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
-    # A failure has a row of its own, which a query finds by its kind.
+    # A gate that did not pass ends its row, so that a query by kind finds it.
     assert [tuple(row) for row in rows] == [(2, "G5"), (5, "pending>running"), (6, "G2")]
     lines = list(store.audit.lines())
     assert [line["event"] for line in lines] == ["G1", "G5", "G8", "saved", "pending>running", "G2"]
@@ -231,7 +231,7 @@ def _chain() -> list[dict[str, Any]]:
 
 
 def _rewritten(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a forged line with a correct hash, which only the next line reveals."""
+    """Return a forged line with a matching hash; only the next line reveals the forgery."""
     changed = {name: value for name, value in line.items() if name != "hash"} | {"event": "G8"}
     return {**changed, "hash": hashlib.sha256(orjson.dumps(changed, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
