@@ -172,7 +172,7 @@ class LedgerChanges(LedgerQueries):
         return ended
 
     def _record_outcomes(self, units: Sequence[Envelope], run_id: str, tx: Transaction) -> tuple[WalId, ...]:
-        """Record results; return units with an unpermitted difference from before (WAL-11)."""
+        """Record results; return the units whose result changed without permission (WAL-11)."""
         if not units:
             return ()
         stamp = {"run_id": run_id, "at": self._clock(), "code_version": __version__}

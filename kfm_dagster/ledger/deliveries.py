@@ -98,7 +98,7 @@ class Conservation:
     units: Mapping[Status, int]
     messages_received: int
     messages: Mapping[DeliveryState, int]
-    """Messages by state, without lost messages, which nothing would ever delete."""
+    """Messages by state, without lost ones: in flight without a unit, or rejected without a reason."""
 
     @property
     def residual_units(self) -> int:
@@ -186,8 +186,8 @@ class Deliveries:
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
         """Mark messages as dead-lettered on `queue`.
 
-        A message that a drain has received from `queue` keeps its state, unless it was rejected: it waits for its
-        units, or is deleted.
+        A message that a drain has received from `queue` keeps its state (in flight, ignored or deleted), unless it was
+        rejected.
         """
         ids = sorted(message_ids)
         self.count_dead_letters(ids, queue=queue, tx=tx)

@@ -75,7 +75,7 @@ class LedgerQueries:
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return the objects' units that a sidecar can still complete, as before any step."""
+        """Return the objects' units that a sidecar can still complete, as envelopes before any step."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 

@@ -64,7 +64,7 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
 
 
 def key_groups(contract: DatasetContract, key: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the named groups of a key, in the order of `names`; empty groups are omitted."""
+    """Return the named groups of a key, in the order of `names`; omit groups without a match."""
     match = _pattern(contract.storage.key_grammar.pattern).fullmatch(key) if names else None
     return {} if match is None else {name: match[name] for name in names if match[name] is not None}
 

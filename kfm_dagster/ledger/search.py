@@ -58,7 +58,7 @@ class UnitFilter(OfDataset):
         description="Only failed or quarantined units with this error code; with a status, only units of that status.",
     )
     operator: Operator | None = Field(None, description="Only units that failed or are quarantined at this operator.")
-    text: _Text = Field("", description="Only objects whose URI or Item id contains this text, in any case.")
+    text: _Text = Field("", description="Only objects whose URI or Item id contains this text; case is ignored.")
     since: Moment | None = Field(None, description="Only of events since this day or time (UTC without a zone).")
     until: Moment | None = Field(None, description="Only of events before this day or time.")
     partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")

@@ -83,7 +83,7 @@ def decide(
 
 
 def yields_to(unit: Envelope) -> WalId | None:
-    """Return the newer unit whose Item replaces this unit's, or None; None if this unit failed."""
+    """Return the newer unit whose Item replaces this unit's, if any; None if this unit failed."""
     return unit.stac.superseded_by if unit.stac and unit.failure is None else None
 
 
@@ -118,7 +118,8 @@ def settled_totals(
 ) -> Totals:
     """Count the attempts of a batch; `ended` maps each settled unit to its error code or None.
 
-    `findings` has the units' sub-statuses by column of the ledger. A unit missing from `ended` counts as a conflict.
+    `findings` has the units' sub-statuses by column of the ledger. A unit that is missing from `ended` had lost its
+    claim, and counts only in Total.CONFLICTS.
     """
     totals, statuses = Totals(), {row["wal_id"]: row for row in findings}
     for unit in units:
