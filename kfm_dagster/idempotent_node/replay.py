@@ -34,7 +34,7 @@ class IntentReplay:
 
 
 class ContentChangedError(KfmError):
-    """The rebuilt node is not the intent's node."""
+    """The rebuilt node has other inputs or parameters than the intent."""
 
     exit_code = ExitCode.REFUSED
 

@@ -33,7 +33,7 @@ class IntentStatus(StrEnum):
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"
-    """The same content took effect before, or another intent has taken over the work."""
+    """The same content, or later content of the node, took effect, or another intent has taken over the work."""
     FAILED = "FAILED"
     """The attempt ended with an error; a replay retries it."""
 
