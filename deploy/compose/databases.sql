@@ -11,7 +11,7 @@ CREATE ROLE pgstac_ingest;
 CREATE ROLE pgstac_read;
 GRANT pgstac_ingest TO kfm_deployment;
 GRANT pgstac_read TO kfm_stac_api;
--- Dagster's own records are not evidence.
+-- Dagster's own records are not evidence, so the deployment owns their database.
 CREATE DATABASE dagster OWNER kfm_deployment;
 CREATE DATABASE stac;
 -- Each role connects only to the databases that it needs; the public API cannot read the ledger.

@@ -76,7 +76,7 @@ events AS (
         kind = 'replay' AND event = 'diverged'
         AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
-    -- Also if a unit that was ingested again gave another result, without approval.
+    -- Also units whose repeated ingest gave another result without approval.
     SELECT 'replay_divergence', record.dataset, made.at, made.replay_run_id, record.dataset
     FROM nodd_wal_outcomes AS made
     INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id

@@ -173,7 +173,7 @@ INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
--- Logs each promotion with the index row to be replaced, if the writer has read this row; else `apply` refuses it.
+-- Logs each promotion with the index row to replace, if the writer has read this row; else `apply` refuses the write.
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
     before_sha256, wal_id, logged_at, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id,

@@ -91,7 +91,7 @@ ORDER BY coalesce(dataset, ''), reason;
 
 -- name: conservation
 -- Received units are counted without the status: first rows of the history, and announced units without a record.
--- A message in flight needs a unit, and a rejected message its reason; otherwise it can never leave the queue.
+-- A message in flight without a unit, or rejected without a reason, could never leave the queue; it counts as lost.
 SELECT 'units_received' AS side, '' AS name, count(*) + (
     SELECT count(DISTINCT unit.wal_id)
     FROM nodd_wal_delivery_units AS unit

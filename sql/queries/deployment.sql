@@ -9,7 +9,7 @@ INSERT INTO deployment (fact, value, at, actor, reason) VALUES (:fact, :value, :
 ON CONFLICT (fact, value) DO NOTHING;
 
 -- name: earliest_known_day
--- Earliest day of the units and backfills from before a first day was stored.
+-- Earliest day of all units and backfills; asked only while no first day is stored.
 SELECT min(known.day)
 FROM (
     SELECT min(partition_key) AS day FROM nodd_wal_records

@@ -61,7 +61,7 @@ ORDER BY 1, 2;
 
 -- name: items
 -- Every completed write of an Item, with its object and, if the node ended, the node and run that wrote it. A promotion
--- that is not current, and was neither replaced nor withdrawn, is from a writer that died.
+-- that is not current, and was neither replaced nor withdrawn, is omitted: its writer died.
 SELECT
     promotion.promotion_id, promotion.collection_id, promotion.item_id, promotion.partition_key, promotion.after_sha256,
     promotion.logged_at, record.object_uri, record.object_version, made.run_id, made.node, made.step,

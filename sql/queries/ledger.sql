@@ -219,7 +219,8 @@ WHERE wal_id IN (@each(:wal_ids));
 -- name: supersede
 -- A version is newer if its sequencer is greater (padded with zeros on the right; S3 event message structure), or, if
 -- either version has no sequencer, if its event is later. Of several newer versions the one with the greatest sequencer
--- counts, then the latest event. Versions are ranked, not compared in pairs: a message can announce 5,000 of an object.
+-- counts, then the latest event. Versions are ranked, not compared in pairs, because a message can announce 5,000
+-- versions of an object.
 WITH touched AS (
     SELECT DISTINCT fresh.object_uri, fresh.dataset, fresh.time_range_start
     FROM nodd_wal_records AS fresh
@@ -313,8 +314,8 @@ ORDER BY wal_id;
 
 -- name: endless_volumes
 -- For each new chunk, up to two volumes of its radar have ended: the volume before the chunk's own, and the chunk's own
--- if the radar has a later one. Returns the newest chunk of each, unless the volume has its E chunk or a closing.
--- Chunks in quarantine are ignored.
+-- if the radar has a later one. Returns the newest chunk of each volume, unless this chunk is the volume's end (kind E)
+-- or has a closing. Chunks in quarantine are ignored.
 WITH touched AS (
     SELECT
         fresh.dataset, fresh.extension ->> 'site' AS site, fresh.time_range_start AS began,
@@ -618,7 +619,7 @@ LIMIT :limit
 
 -- name: decide
 -- Logs a person's decision on records at a version, with the approver, if any; omits records that have another version
--- now, and discarded units.
+-- or status now, and discarded units.
 WITH unit AS (
     SELECT record.wal_id, record.version, record.dataset, record.status
     FROM nodd_wal_records AS record

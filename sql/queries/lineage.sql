@@ -4,7 +4,7 @@ INSERT INTO lineage_batches
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
 -- name: unpublished_steps
--- Ordered like the index of unpublished steps. By run, the query would read every intent, or sort all these steps.
+-- Ordered like the index of unpublished steps. In order of runs, the query would read every intent, or sort all steps.
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
     step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,

@@ -31,7 +31,8 @@ HAVING sum(
 
 -- name: artifacts
 -- Only outputs of stages; listings and products, which no stage names, are kept. An output is shared by all runs that
--- wrote or reused it. It is kept while one of them is young or has not ended, or a failed intent needs it for a replay.
+-- wrote or reused it. It is kept while one of these runs is young, or has an unfinished stage or unit, or while a
+-- pending or failed intent needs it for a replay.
 SELECT s.output_sha256 AS digest
 FROM stage_state AS s
 WHERE s.output_sha256 IN (@each(:digests))

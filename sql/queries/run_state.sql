@@ -23,7 +23,7 @@ VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary,
 ON CONFLICT (dataset_id, run_id) DO NOTHING;
 
 -- name: put
--- sqlite: its triggers see an inserted row before the conflict is detected.
+-- sqlite: the condition comes before the insert, whose triggers would run before the conflict is detected.
 -- Writes no row over a success if the new record is a skip or has the same inputs, nor over a rollback's record. A
 -- rollback replaces both.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,

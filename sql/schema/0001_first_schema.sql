@@ -2,7 +2,8 @@
 -- Recorded evidence cannot be altered, whoever executes SQL: triggers prevent it for the owner, and grants prevent most
 -- of it for a deployment's role (sql/queries/roles.sql).
 
--- postgresql: its triggers call a function; this one raises the rule, with row and change if it gets their columns.
+-- postgresql: its triggers call a function. This one raises the name of the rule, and the row's id and change if the
+-- trigger names their columns.
 CREATE FUNCTION kfm_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '%', CASE
@@ -553,11 +554,11 @@ EXECUTE FUNCTION kfm_refuse('totals_only_rise');
     OR (OLD.metric = 'nodd_wal_moves' AND NEW.amount <> OLD.amount + 1)
 );
 
--- sqlite: on PostgreSQL, the trigger that adds rows up deletes the added rows.
+-- sqlite: no row is deleted. On PostgreSQL, the trigger that adds rows up deletes the added rows.
 @refuse(metric_totals_are_kept, DELETE ON metric_totals, totals_only_rise);
 @not_truncated(metric_totals, totals_only_rise);
 
--- postgresql: as for the history, a person's statement is at depth 0.
+-- postgresql: a person's statement is at trigger depth 0; only the triggers of the records count their transitions.
 CREATE TRIGGER metric_totals_moves_are_the_ledgers BEFORE INSERT ON metric_totals
 FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NEW.metric = 'nodd_wal_moves')
 EXECUTE FUNCTION kfm_refuse('moves_are_counted_by_the_ledger');
@@ -1058,7 +1059,7 @@ CREATE TABLE nodd_feeds (
     dataset @id NOT NULL,
     -- The product's name in the contract's coverage.
     product @id NOT NULL,
-    -- Start of the first announced object, but not before the start of the objects that were due when it was received.
+    -- Start of the first announced object; if it was announced late, the last hour that had settled by then.
     followed_since @time NOT NULL,
     looked_until @time,
     CONSTRAINT nodd_feeds_one_row_per_product PRIMARY KEY (dataset, product)
@@ -1112,7 +1113,7 @@ CREATE TABLE nodd_arrivals (
     product @id NOT NULL,
     day text NOT NULL,
     objects integer NOT NULL,
-    -- Class > objects.
+    -- Number of objects by class of seconds.
     classes @json NOT NULL,
     -- These counts by lead of a forecast; a separate column, because it is fifty times as long.
     leads @json NOT NULL,
@@ -1957,7 +1958,7 @@ CREATE TABLE node_output (
     valid_to @time,
     CONSTRAINT node_output_one_row_per_content PRIMARY KEY (content_hash),
     CONSTRAINT node_output_content_hash_is_sha256 CHECK (@sha256(content_hash)),
-    -- PostgreSQL has a type for it.
+    -- PostgreSQL has a type for JSON.
     @sqlite(CONSTRAINT node_output_record_is_json CHECK (json_valid(record)),
     CONSTRAINT node_output_lineage_is_json CHECK (lineage IS NULL OR json_valid(lineage)),)
     -- A validity that ends before it begins would be empty.
@@ -2115,7 +2116,7 @@ CREATE TABLE stage_state (
     started_at @time,
     ended_at @time,
     error_class text,
-    -- Failed gates that the card lets pass, and E_SYNC; an output with any of these is [Restricted].
+    -- Failed gates that the card lets pass, and E_SYNC (clock not synchronised); an output with any is [Restricted].
     restricted @json NOT NULL DEFAULT '[]',
     -- Location of the saved output, if the stage is a checkpoint.
     checkpoint_uri text,

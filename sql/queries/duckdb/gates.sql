@@ -1,4 +1,4 @@
--- Set questions of the gates, over Arrow tables that a gate registers; one row for every unit at fault.
+-- Queries of the gates over Arrow tables that a gate registers; one row for every unit at fault and broken rule.
 
 -- name: collisions
 -- units(wal_id, object_uri, object_version, item_id): item_id is null if the unit's Item is not current.

@@ -1,4 +1,4 @@
--- Set questions over the rows of the catalog's GeoParquet.
+-- Queries over the rows of the catalog's GeoParquet.
 
 -- name: matching
 -- places(place, west, south, east, north, starts, ends): rows of Items; without a box NaN, which is greater than any number.

@@ -1,4 +1,4 @@
--- Set questions of the reports, over Arrow tables that a report registers.
+-- Queries of the reports over Arrow tables that a report registers.
 -- attempts(run_id, stage, attempt, state, seconds, input_hashes): seconds from start to end, null before the end.
 
 -- name: stage_states
@@ -15,7 +15,7 @@ FROM attempts
 WHERE state = 'succeeded';
 
 -- name: conflicts
--- Triggers that were repeated with the same idempotency key but other inputs.
+-- Attempts with other inputs than the stage's attempt before; all attempts in a run share the idempotency key.
 SELECT count(*) AS conflicts
 FROM (
     SELECT input_hashes, lag(input_hashes) OVER (PARTITION BY run_id, stage ORDER BY attempt) AS before FROM attempts

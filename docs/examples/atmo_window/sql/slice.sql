@@ -1,5 +1,5 @@
--- The observations of one window, each in its newest revision, under the name and place that may be shown. The result
--- does not contain the station of a group that made an observation.
+-- The observations of one window, each in its newest revision, under the name and place that may be shown. For a masked
+-- group, the result does not show which of the group's stations made an observation.
 WITH newest AS (
     SELECT DISTINCT d.*
     FROM delivered AS d

@@ -5,7 +5,8 @@ WITH judged AS (
         o.place,
         o.latitude,
         o.longitude,
-        -- Records of the Earth: -89.2 and 56.7 C, 870 and 1,084 hPa; wind of 113 m/s (WMO archive of extremes).
+        -- Bounds beyond the Earth's records: -89.2 and 56.7 C, 1,084 hPa, wind of 113 m/s (WMO archive of extremes).
+        -- The lowest pressure at sea level is 870 hPa; high stations have less.
         CASE WHEN o.temperature_c BETWEEN -90 AND 60 THEN o.temperature_c END AS temperature_c,
         CASE WHEN o.pressure_hpa BETWEEN 500 AND 1090 THEN o.pressure_hpa END AS pressure_hpa,
         CASE WHEN o.wind_ms BETWEEN 0 AND 115 THEN o.wind_ms END AS wind_ms,
