@@ -163,8 +163,8 @@ class Settings(BaseModel):
     )
     first_day: date | None = Field(
         None,
-        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database. A day before the first day of every "
-        "contract is refused. The database stores it, and only a backfill of earlier days changes it. "
+        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database. A day before the first day of "
+        "every contract is refused. The database stores it, and only a backfill of earlier days changes it. "
         "Default: 1,000 days back.",
     )
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")

@@ -258,7 +258,7 @@ def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagno
     unsafe = sorted(name for name, conf in configurations.items() if not all(conf.get(key) for key in LATE))
     if unsafe:
         yield fault(
-            "if a worker dies, its step is lost, because a step counts as done once a worker has received it",
+            "if a worker process dies, its step is lost, because no other worker repeats the step",
             observed=f"{', '.join(unsafe)} without {' and '.join(LATE)}",
             expected="workers with the configuration of the executor",
             next_step="start the workers by python -m kfm_dagster.defs.celery_worker",
