@@ -3,10 +3,10 @@
     pytest --clauses                      print the page after collection, run nothing
     pytest --clauses-out FILE             also write it as Markdown; with workers, the first worker writes it
 
-The page lists each clause with its tests, divided into those of every commit and those that run when a path changed
-(`selection.yaml`), and each requirement of the documents with its clauses, test and page.
+The page lists each clause with its tests, divided into tests that run on every commit and tests that run when a path
+changed (`selection.yaml`), and each requirement of the documents with its clauses, test and page.
 
-Usage errors: an unknown clause id, a clause without a test of every commit.
+Usage errors: an unknown clause id, a clause without a test that runs on every commit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def render(clauses: dict[str, str], claims: dict[str, list[str]]) -> str:
-    """Return the page of the clauses, with the tests of every commit in their own column."""
+    """Return the page of the clauses; the tests that run on every commit have their own column."""
     held = sum(1 for tests in claims.values() if tests)
     lines = [
         "# Conformance",

@@ -93,7 +93,7 @@ class Selection:
 
     @cached_property
     def repeats(self) -> bool:
-        """Return whether the tests repeat on PostgreSQL."""
+        """Return whether the run includes the repetitions on PostgreSQL."""
         return self.changed is None or _below(self.changed, self.twins.paths)
 
     def leaves_out(self, nodeid: str, nodeids: Collection[str]) -> bool:

@@ -22,7 +22,7 @@ seen = {"sockets": [], "written": [], "variables": []}
 
 def watch(event, arguments):
     if event in {"socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo"}:
-        # urllib3 looks whether this machine has IPv6 when it is imported, and does without an answer.
+        # urllib3 looks whether this machine has IPv6 when it is imported, and works without an answer.
         if arguments[1:] != (("::1", 0),):
             seen["sockets"].append(f"{event} {arguments[1:]}")
         raise OSError("sockets are blocked")

@@ -108,7 +108,7 @@ SECRETS = {
 
 
 @pytest.mark.clause("WSM-06")
-def test_secrets_people_and_traces_are_removed() -> None:
+def test_secrets_email_addresses_and_traces_are_removed() -> None:
     assert {name: redact(text) for name, (text, _) in CASES.items()} == {
         name: expected for name, (_, expected) in CASES.items()
     }

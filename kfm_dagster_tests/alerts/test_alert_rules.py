@@ -22,14 +22,14 @@ OTHER = "goes-abi.stac_register"
 
 
 def flaps(record: Record, times: int) -> None:
-    """Record a stage that leaves a failure this many times, without events of other rules."""
+    """Record this many attempts of a stage after a failure, without events of other rules."""
     for number in range(times):
         record.stage(FAILED if number % 2 else ROLLED_BACK, run=f"r{number}")
     record.stage(SUCCEEDED, run="last")
 
 
 def breaks(record: Record, times: int) -> None:
-    """Record failures of stages that do not return; only another dataset's stage succeeds."""
+    """Record failures of stages that do not run again; only another dataset's stage succeeds."""
     for number in range(times):
         record.stage(FAILED, stage=f"{STAGE}{number}", run=f"r{number}")
         record.stage(SUCCEEDED, stage=OTHER, run=f"r{number}")
@@ -56,7 +56,7 @@ def many_stages(record: Record) -> None:
 
 
 def waits(record: Record) -> None:
-    """Record three returns, and a fourth attempt that has not begun."""
+    """Record three attempts after a failure, and a fourth attempt that has not begun."""
     record.stage(FAILED, FAILED, FAILED, FAILED, StageState.PENDING)
 
 
@@ -72,7 +72,7 @@ def unlocked_and_calibrated_elsewhere(record: Record) -> None:
 
 PATH = "nexrad-l2.path_arrival"
 TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
-    "four returns": (lambda r: flaps(r, 4), AlertRule.STATE_FLAPPING, STAGE, 4),
+    "four attempts after failures": (lambda r: flaps(r, 4), AlertRule.STATE_FLAPPING, STAGE, 4),
     "retries of every stage together": (lambda r: retries(r, 20), AlertRule.RETRY_STORM, "all stages", 20),
     "retries of a refused stage": (lambda r: retries(r, 20, after="pending"), AlertRule.RETRY_STORM, "all stages", 20),
     "a unit that fails G7": (lambda r: gates(r, "G7", 1, stage=PATH), AlertRule.COVARIANCE, f"{PATH} G7", 1),
@@ -92,7 +92,7 @@ TRIPS: dict[str, tuple[Callable[[Record], None], AlertRule, str, int]] = {
     "a diverged replay": (lambda r: r.line(AuditKind.REPLAY, "diverged"), AlertRule.REPLAY_DIVERGENCE, "run run", 1),
 }  # fmt: skip
 QUIET: dict[str, Callable[[Record], None]] = {
-    "three returns": lambda r: flaps(r, 3),
+    "three attempts after failures": lambda r: flaps(r, 3),
     "failures of many stages": lambda r: breaks(r, 6),
     "an attempt that has not begun": waits,
     "nineteen retries": lambda r: retries(r, 19),

@@ -148,8 +148,8 @@ HELD = "days of backfill {} not listed"
 NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
 
 
-class Hands:
-    """A deployment that lists a backfill's days, and after five checks ends the backfills."""
+class Lister:
+    """Replaces a deployment: lists the days of backfills, and ends them five calls of `tend` later."""
 
     home = Path("home")
 
@@ -186,8 +186,8 @@ def five_days(pipeline: Pipeline) -> Backfill:
 
 
 def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
-    hands = cast("Deployment", Hands(pipeline))
-    return drain(hands, pipeline, timeout_seconds=seconds, report=lambda _: None)
+    substitute = cast("Deployment", Lister(pipeline))
+    return drain(substitute, pipeline, timeout_seconds=seconds, report=lambda _: None)
 
 
 def held(pipeline: Pipeline) -> list[str]:
@@ -219,7 +219,7 @@ def test_a_drain_ends_after_three_empty_checks_in_a_row(pipeline: Pipeline, monk
     reports: list[Progress] = []
     monkeypatch.setattr(draining, "progress", lambda *_: replace(NOTHING, queued=next(queued, 0)))
     monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
-    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
+    drain(cast("Deployment", Lister(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
     assert len(reports) == 9
 
 
@@ -239,7 +239,7 @@ def test_polls_of_a_large_ledger_take_a_tenth_of_a_drain(pipeline: Pipeline, mon
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("seconds", "looks"), [(HANG_SECONDS, 8), (-1.0, 3)])
 @pytest.mark.parametrize("name", ["beams", "evidence"])
-def test_a_drain_waits_for_followers_and_lineage_for_a_limited_time(
+def test_a_drain_waits_for_beams_and_evidence_for_a_limited_time(
     name: str, seconds: float, looks: int, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = iter([["one"]] * 5)
@@ -249,7 +249,7 @@ def test_a_drain_waits_for_followers_and_lineage_for_a_limited_time(
     else:
         monkeypatch.setattr(QuarantineCases, "due", lambda _, *, limit: next(due, [])[:limit])
     reports: list[Progress] = []
-    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
+    drain(cast("Deployment", Lister(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
     assert len(reports) == looks
 
 

@@ -323,7 +323,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "a contract with more receives": (_patient, "queue", WARNING, "maxReceiveCount 5", "queue.max_receive_count"),
     "no policy": (lambda d: d.queue("deaf", Policy=""), "queue", FAULT, "no Policy", "kfm queue create"),
-    "a policy without a topic": (
+    "a policy that lacks a topic": (
         lambda d: d.queue("choosy", Policy=_policy(_topics(d, *list(d.registry.topics)[1:]))), "queue", WARNING,
         "1 of ", "kfm queue create",
     ),
@@ -346,7 +346,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "a wrong clock": (_late, "clock", FAULT, "gives an offset of 3", "kfm clock --ask"),
     "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
     "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "newer release"),
-    "no database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
+    "a damaged database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
     "an unreachable database": (
         lambda d: d.set(KFM_WAL_DSN="postgresql://kfm@127.0.0.1:1/kfm"), "database", FAULT, "127.0.0.1", "start"
     ),

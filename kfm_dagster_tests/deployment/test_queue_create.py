@@ -222,7 +222,7 @@ def test_the_visibility_timeout_follows_contract_and_lease(contracts: ContractRe
         assert planned.visibility_timeout == timeout, (visibility, lease)
 
 
-def test_a_filter_respects_the_prefix_limit_of_sns_and_is_omitted_for_other_shapes(contracts: ContractRegistry) -> None:
+def test_a_filter_respects_the_prefix_limit_of_sns_and_exists_only_for_s3_events(contracts: ContractRegistry) -> None:
     def filtered(count: int) -> bool:
         prefixes = [f"gfs.{number}" for number in range(count)]
         registry = ContractRegistry.of([with_section(contracts["gfs"], "storage", prefixes=prefixes)])
