@@ -33,7 +33,7 @@ class DayState(StrEnum):
     REQUESTED = "requested"
     """A run that lists the day is requested. If the run dies, another is requested."""
     LISTED = "listed"
-    """Each object of the day has a record in the ledger."""
+    """The listing has ended, and each object that gives a unit has a record in the ledger."""
 
 
 class BackfillError(KfmError):
@@ -60,7 +60,7 @@ class Backfill:
 
     @property
     def days_listed(self) -> int:
-        """Number of days with a record of every object."""
+        """Number of days whose listing has ended."""
         return self.days[DayState.LISTED]
 
     def as_json(self) -> dict[str, Any]:

@@ -59,9 +59,9 @@ def drain(
 
     Stops when a drained unit gives another result than an earlier success, when `stop_after` units have failed again
     with the error that they had before this or an earlier drain (None: no such stop), or when the limit of units in
-    flight is reached. Raises RefusedError if the queue
-    cannot be drained or the ledger's account does not balance, and UnattributedDecisionError in prod without a change
-    reference. After a QueueUnavailableError or DatabaseUnavailableError, the next drain continues.
+    flight is reached. Raises RefusedError if the queue cannot be drained or the ledger's account does not balance, and
+    UnattributedDecisionError in prod without a change reference. After a QueueUnavailableError or
+    DatabaseUnavailableError, the next drain continues.
     """
     work = DeadLetterWork(
         pipeline=pipeline, decision=decision, selection=selection, bounds=bounds, name="dlq-drain", report=report

@@ -198,7 +198,7 @@ def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReplay:
-    """The units to requeue, their batches, the skipped units, and the refusals.
+    """The selected units, the numbers of these that are skipped, by reason, and the refusals.
 
     `more` means that records beyond the limit match, too; `seconds` is the shortest time that the rate allows.
     """
