@@ -45,7 +45,7 @@ Sidecar = Callable[[str], ByteSource | None]
 
 
 class Done(NamedTuple):
-    """Result of a process: units, monotonic time and CPU seconds at the last deletion."""
+    """Result of a process: units, monotonic time of the last deletion, CPU seconds of its work."""
 
     units: int
     ended: float
@@ -68,7 +68,7 @@ def floor_rate(
     python: str | Path = sys.executable,
     module: str = __name__,
 ) -> Floor:
-    """Return the rate and the CPU of all processes, from their start to the last deletion.
+    """Return rate and CPU of all processes, from the begin of their work to the last deletion.
 
     Another `module` must print and read the same lines on its standard streams.
     """
@@ -193,7 +193,7 @@ def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, s
 
 
 def source_of(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
-    """Open an object; if its size is unknown, request it from the store. Raises FileNotFoundError."""
+    """Open an object; an unknown size is requested from the store. Raises FileNotFoundError."""
     return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
 
 
@@ -218,7 +218,7 @@ class _FileSource:
 
 
 class _StoreSource:
-    """An object of the store; an unknown size is requested from the store. Raises FileNotFoundError."""
+    """An object of the store; an unknown size is requested. Raises FileNotFoundError."""
 
     def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
         self._store, self._key = store_of(bucket), key

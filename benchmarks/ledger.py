@@ -320,7 +320,7 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
 
 
 def filled(database: Database, records: int, *, settled: bool = False) -> int:
-    """Fill an empty database in cells of 5,000 records, and flush; return the number of records."""
+    """Fill an empty database in cells of 5,000 records; return the number of records."""
     filling = Filling(database=database, records=records, settled=settled)
     filling.fill()
     if database.dialect == "postgresql":
@@ -333,7 +333,7 @@ def filled(database: Database, records: int, *, settled: bool = False) -> int:
 
 @contextmanager
 def fresh(kind: str, *, folder: Path | None = None) -> Iterator[str]:
-    """Yield the URL of a database of this kind; a database in `folder` is kept for the next call."""
+    """Yield the URL of a database of this kind; a database in `folder` is kept for later calls."""
     with tempfile.TemporaryDirectory(prefix="kfm-benchmark-", ignore_cleanup_errors=True) as temporary:
         home = folder or Path(temporary)
         if kind == "sqlite":

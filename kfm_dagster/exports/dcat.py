@@ -67,7 +67,7 @@ _LINKS = {
     "kfm": ("run_state",),
 }
 _TIMES = {"dct": ("issued", "modified"), "dcat": ("startDate", "endDate"), "kfm": ("recorded_at",)}
-"""Terms by prefix; a term's name is also the name of the document's member."""
+"""Terms of texts, links and times, by prefix. In the document, the member of a term has the term's name."""
 CONTEXT: Document = {
     **_PREFIXES,
     "id": "@id",

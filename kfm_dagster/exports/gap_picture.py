@@ -31,7 +31,7 @@ class GapRow:
 
     label: str
     shares: Mapping[datetime, float]
-    """Share of each due hour, from 0 to 1; for a dataset, the minimum over its products."""
+    """Share of the expected objects by due hour, 0 to 1; for a dataset, the minimum over its products."""
     now: GapKind | None = None
 
     @property

@@ -131,7 +131,7 @@ def _reports_of_metadata(
 def _reports_of_paths(
     nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield recorded reports of a dataset's path quantities, newest first, if it has beams."""
+    """Yield recorded reports of a dataset's radar beam paths, newest first; none without beams."""
     for output in nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since):
         quantities = output.record["validation_summary"].get("quantities", ())  # missing in earlier releases
         yield {
@@ -223,7 +223,7 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
     yield ReportTable("Errors", ("class", "stages"), list(report["errors"].items()))
     yield ReportTable("Restricted outputs", ("because of", "stages"), list(report["restricted"].items()))
     yield ReportTable("Retries and replays", ("what", "count"), list(counts.items()))
-    yield ReportTable("KPIs", ("KPI", "value", "is", "by"), kpis)
+    yield ReportTable("KPIs", ("KPI", "value", "definition", "source"), kpis)
     yield ReportTable(BY_DAY, ("day", *report["kpi_definitions"]), by_day)
 
 

@@ -42,7 +42,7 @@ class MessageError(Exception):
 
 
 def json_object(content: str, what: str) -> Mapping[str, Any]:
-    """Parse a JSON object. Raises MessageError if it is too large, or deeper than 1,024 levels."""
+    """Parse a JSON object. Raises MessageError for other text, above 1 MiB or 1,024 levels."""
     # SQS's limit is in bytes. Most bodies are ASCII, and so have as many bytes as characters.
     if len(content) > MAX_BODY_BYTES or (
         not content.isascii() and len(content.encode(errors="replace")) > MAX_BODY_BYTES

@@ -91,7 +91,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
         value = message.get(name)
         if not isinstance(value, str):
             raise SignatureError(f"{name} is missing or of a wrong type")
-        # By line breaks, a signed text could be split into other fields. Only the message itself can have line breaks.
+        # With line breaks in fields, a signed text could be split into other fields. Only `Message` may have them.
         if name != "Message" and ("\n" in value or "\r" in value):
             raise SignatureError(f"{name} holds a line break")
         lines += [name, value]

@@ -112,7 +112,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Run a read-only transaction; on SQLite it neither waits for writers nor blocks them.
+        """Run a transaction that must only read; on SQLite, it never waits for or blocks a writer.
 
         Raises DatabaseUnavailableError if the connection is lost.
         """

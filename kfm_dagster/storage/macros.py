@@ -20,7 +20,7 @@ because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reaso
 | `@has(j, t)` | whether JSON list j has text t |
 | `@holds(j, k)` | whether JSON object j has every member of k, whose values are texts |
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
-| `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
+| `@batch(:p, b, a type, ...)` | the relation b, with column a, ..., of a JSON list of objects; types: text, time, ... |
 | `@rows(:p, b)` | the relation b of a JSON list of lists; each list is `b.value` |
 | `@in_order(a, ...)` | ORDER BY bytes, so that overlapping batches lock in the same order and cannot |
 | | deadlock; empty in SQLite, which has one writer |

@@ -339,7 +339,7 @@ class ObjectStorePublisher:
 
 
 Publisher = FolderPublisher | ObjectStorePublisher
-"""Storage of files; paths are relative to its root. Every method raises PublishError."""
+"""Storage of files; paths are relative to its root. Methods raise PublishError, except `read` of a folder."""
 
 
 @contextmanager

@@ -78,8 +78,8 @@ class Attempt:
 class Release:
     """The parts of a release: the same parts in the same order give the same files.
 
-    Times are aware. The card's files have the content that was in force. `audit_lines` are JSON objects, one per line,
-    with line ends. The reports must be JSON values, without NaN and infinity.
+    Times have a zone. The card's files have the content that was in force. `audit_lines` are JSON objects, one per
+    line, with line ends. The reports must be JSON values, without NaN and infinity.
     """
 
     code: CodeFingerprint

@@ -1,6 +1,6 @@
 """Records of a unit besides its ledger record, and issues of its newest run. Read-only.
 
-The ledger stores only that a unit is suspect. The reason is in the newest stage output that has the unit.
+The ledger stores whether a unit is suspect, but not why. The reason is in the newest stage output that has the unit.
 """
 
 from __future__ import annotations
