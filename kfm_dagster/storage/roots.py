@@ -2,8 +2,8 @@
 
 Two ledgers with the same catalog would silently overwrite each other's lists of Items, and the retention of one would
 delete files that the other's pending units need. So each root has a file, never replaced, with the id of its
-deployment's database. Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
-(`answering.py`), or when it is checked (`ingest/preflight.py`, `retention.py`).
+deployment's database. Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root
+is writable (`answering.py`), or when it is checked (`ingest/preflight.py`, `retention.py`).
 """
 
 from __future__ import annotations
