@@ -57,7 +57,7 @@ def grib(item: pystac.Item) -> None:
     properties = item.properties
     bands = run("rasterio.open(address(asset))", item)["bands"]
     assert [bands.count, bands.height, bands.width] == [properties["grib:message-count"], *properties["proj:shape"]]
-    # A Gaussian grid's Item has no transform, and GDAL assumes even rows. GDAL does not locate NCEP's template 32769.
+    # The Item of a Gaussian grid has no transform. GDAL assumes evenly spaced rows, and does not locate NCEP's 32769.
     located = "proj:transform" in properties and properties["grib:grid-template"] != 32769
     assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if located else ANY)
     band_data = opened(item)["band_data"]
@@ -83,7 +83,7 @@ def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
     assert "nodata" in scene.attrs or "bands" not in item.assets["data"].extra_fields
     assert (float(scene.min()), float(scene.max())) == pytest.approx((float(grid.min()), float(grid.max())), rel=1e-6)
     west, _, east, _ = item.bbox or ()
-    # The middle of the grid, which differs from its box's middle around a pole.
+    # The middle of the grid, which is not the middle of the Item's box if the grid is around a pole.
     west, south, east, north = item.properties["proj:bbox"]
     crs = pyproj.CRS.from_wkt(item.properties["proj:wkt2"])
     to_degrees = pyproj.Transformer.from_crs(crs, crs.source_crs or crs, always_xy=True)

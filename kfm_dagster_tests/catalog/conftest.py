@@ -52,7 +52,7 @@ def codes(results: list[StacResult]) -> list[str | None]:
 
 @pytest.fixture
 def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    """Return a function that registers envelopes of one dataset, by default under an open fence."""
+    """Return a function that registers envelopes of one dataset, by default with a fence that refuses no unit."""
     return lambda *envelopes, fence=open_fence: catalog.register(candidates(contracts, envelopes), fence=fence)
 
 

@@ -131,7 +131,7 @@ def write_objects(root: Path, data: Path, dataset: str) -> list[str]:
     paths = []
     for name in REAL.get(dataset, ()):
         (real,) = (data / "objects").rglob(name)
-        # Sidecars have a longer name; chunks of a volume have another suffix.
+        # Find sidecars, too, whose names are longer, and a volume's other chunks, whose suffixes differ.
         for file in real.parent.glob(name.removesuffix("055-E") + "*"):
             _write(root, file.relative_to(data / "objects").as_posix(), file.read_bytes())
         paths.append(real.relative_to(data / "objects").as_posix())

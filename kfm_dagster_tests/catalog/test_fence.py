@@ -78,7 +78,7 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_the_other_units_are_r
     # The worker that holds the claim now registers the Item.
     repeated = register(lost)
     assert repeated[0].write_status is statuses[0]
-    # A lost unit must not get even a no-op.
+    # A unit that lost its claim fails, even if its Item is unchanged.
     [late] = register(lost, fence=refusing(lost, issue=issue))
     assert (late.write_status, late.item_href) == (FAILED, None)
     trees.assert_consistent(root)
@@ -130,13 +130,13 @@ def test_claims_are_locked_before_the_collection(register: Register, monkeypatch
 
 
 @pytest.mark.clause("BEY-02")
-def test_of_two_issues_of_an_item_the_issue_with_a_claim_is_kept(register: Register, root: Path) -> None:
+def test_of_two_versions_of_an_item_the_version_with_a_claim_is_kept(register: Register, root: Path) -> None:
     older, newer = goes(0, created=1), goes(0, created=9)
     results = register(newer, older, fence=refusing(newer))
     assert [result.write_status for result in results] == [FAILED, CREATED]
     assert codes(results) == [FenceIssue.CLAIM_LOST, None]
     assert trees.walk(root)[str(results[1].item_href)]["properties"]["kfm:wal_id"] == older.wal_id
-    # The older issue still has its claim, but loses at the swap.
+    # The older version still has its claim, but the newer version was chosen before it lost its own.
     older, newer = goes(5, created=1), goes(5, created=9)
     results = register(older, newer, fence=refusing(newer, from_call=2))
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, FenceIssue.CLAIM_LOST]
@@ -153,7 +153,7 @@ def test_of_two_issues_of_an_item_the_issue_with_a_claim_is_kept(register: Regis
         ),
     ],
 )
-def test_a_late_older_issue_changes_nothing_and_its_result_names_the_superseding_unit(
+def test_a_late_older_version_changes_nothing_and_its_result_names_the_superseding_unit(
     register: Register, root: Path, issues: list[Envelope]
 ) -> None:
     oldest, older, newer = issues

@@ -72,7 +72,7 @@ def catalogued(root: Path) -> dict[tuple[str, str], Any]:
 
 
 def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -> st.SearchStrategy[Any]:
-    """Draw operations: writes of units, undos of runs, turns of the follower in these ways, and further ones."""
+    """Draw operations: writes of units, undos of runs, turns of the follower in one of `ways`, and `more`."""
     writes = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)
     return st.lists(
         st.one_of(
@@ -94,7 +94,7 @@ def carried_out(
     write: Callable[..., None],
     clock: Clock,
 ) -> Iterator[tuple[str, Any]]:
-    """Write and undo, let the follower take its turns, at last without an error; yield each further operation."""
+    """Execute the operations, yielding those of other kinds; then let the follower take a turn without an error."""
     runs: list[str] = []
     for operation, argument in operations:
         if operation == "write":

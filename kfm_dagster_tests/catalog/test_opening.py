@@ -99,7 +99,7 @@ def stored(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 def test_assets_of_every_dataset_open_with_the_items_values(dataset: str, stored: Stored, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     items = stored(dataset)
-    assert items or dataset in {"nwm", "ofs", "rtofs"}  # of these datasets there is no object with its key
+    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object with a known key is available
     for item in items:
         written = item.to_dict(include_self_link=False, transform_hrefs=False)
         assert validate_item(written) == official.errors(written) == []

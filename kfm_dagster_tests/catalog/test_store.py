@@ -139,7 +139,7 @@ def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
     # Documents are staged after the Items.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full, nth=2):
         results = register(goes(0, platform="goes-18"), goes(1), goes(1, created=9))
-    # The failure of the newest version is also that of the older version.
+    # The older version of the second Item fails with the newest version, which was chosen.
     assert (statuses(results), codes(results)) == ([FAILED] * 3, [StacIssue.IO_ERROR] * 3)
     # The first Item's file already has the new content; the index, which is authoritative, does not.
     assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]

@@ -185,7 +185,7 @@ def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
     write: Write, moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
-    """The Item's new row can have the same age and revision as the row that the writer read."""
+    """The Item's new row can have the same revision as the row that the writer read, and its object the same age."""
     write("undone", goes(0))
 
     def overtake() -> None:

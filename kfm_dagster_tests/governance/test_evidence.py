@@ -216,7 +216,7 @@ def test_only_stored_text_is_redacted(value: Any, monkeypatch: pytest.MonkeyPatc
     lengths: list[int] = []
 
     def counted(text: str, limit: int = 500) -> str:
-        lengths.append(min(len(text), 20_000))  # `redact` bounds it
+        lengths.append(min(len(text), 20_000))  # `redact` examines no more
         return redact(text, limit)
 
     monkeypatch.setattr(evidence_bundle, "redact", counted)
@@ -255,7 +255,7 @@ def test_a_crash_leaves_no_partial_evidence_and_the_next_collector_continues(
     assert bundle["found"]["state"] == "present"
     assert EvidenceCollector(pipeline).collect() == 0
     stored = [path for path in (Path(pipeline.settings.storage) / "evidence").rglob("*") if path.is_file()]
-    # Equal facts give the same file, so no orphan is left.
+    # The file has the name of the file that the crash left, because the facts are equal.
     assert len(stored) == 1
 
 

@@ -233,7 +233,7 @@ def test_a_configured_reason_is_valid_for_every_command_that_readmits_units(
     assert {(entry.status, entry.replay_reason) for entry in record.values() if entry} == {
         (Status.PENDING, "reprocess-2025")
     }
-    # The meaning is stored with the use of the reason.
+    # The first use of the reason stores the reason with its meaning.
     assert own_tx(deployment.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
 
 

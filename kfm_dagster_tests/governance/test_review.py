@@ -108,7 +108,7 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
 def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_batch(
     call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The days have more units than other selections can have; another release changes the units' Items."""
+    """The limit of other selections, two units, is exceeded; the units were written days after their own times."""
     narrow = replace(LIMITS[Environment.PROD], max_selection_records=2, default_batch_size=2, max_batches=1)
     monkeypatch.setattr(engine, "LIMITS", {Environment.PROD: narrow})
     start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)

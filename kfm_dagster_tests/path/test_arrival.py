@@ -75,7 +75,9 @@ def test_in_a_constant_medium_the_time_is_the_optical_path_divided_by_the_speed_
 
 @pytest.mark.clause("PCS-11")
 @given(elevation=st.floats(-0.5, 90), c_ref=st.floats(1e8, 3e8), n0=st.floats(0, 450))
-def test_both_forms_give_the_same_time_and_results_name_them(elevation: float, c_ref: float, n0: float) -> None:
+def test_both_forms_give_the_same_time_and_each_result_names_its_form(
+    elevation: float, c_ref: float, n0: float
+) -> None:
     path = beam(elevation, profile=Exponential(n0=n0))
     general, factored = (arrival(path, c_ref_m_s=c_ref, delta_form=form) for form in DeltaForm)
     assert (general.delta_form, factored.delta_form) == (DeltaForm.GENERAL, DeltaForm.FACTORED)

@@ -260,7 +260,7 @@ def test_the_beams_of_every_real_volume_since_1991_are_computed(shared_data: Pat
     assert arrivals["KDMX20250101"].facts.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.72e9)
 
 
-def test_each_option_changes_the_result() -> None:
+def test_options_determine_range_geometry_form_and_least_number_of_points() -> None:
     options = PathOptions(range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH, delta_form=DeltaForm.FACTORED)
     result = path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=options)
     assert {(a.geometry, a.delta_form, a.extent_m) for a in result.arrivals} == {
@@ -269,7 +269,7 @@ def test_each_option_changes_the_result() -> None:
     same = {"range_m": 230_000.0, "geometry": Geometry.EFFECTIVE_EARTH, "antenna_height_m": 427.0}
     alone = beam(0.5, profile=options.profile, panel_m=2_500.0, **same)
     assert result.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
-    # The range equals that of the footprint.
+    # The default range is the largest radius of a footprint.
     assert PathOptions().range_m == RANGE_M == nexrad_radar.RANGE_M
     with pytest.raises(PathError, match="at least 2000"):
         path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=PathOptions(min_points=2_000))

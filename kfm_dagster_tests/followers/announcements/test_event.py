@@ -337,7 +337,7 @@ FILTERS: list[tuple[str | dict[str, Any], bool]] = [
     ("datetime > TIMESTAMP('2025-12-04T00:00:00Z')", False),
     ("S_INTERSECTS(geometry, BBOX(-100, 35, -95, 40))", True),
     ("S_INTERSECTS(geometry, BBOX(10, 35, 20, 40))", False),
-    # A comparison with a missing property is false.
+    # A comparison with a missing property is unknown, and so is its negation: the Item does not match.
     ("nothing = 1", False),
     ("NOT (nothing = 1)", False),
     ("nothing = 1 OR platform = 'goes-19'", True),

@@ -38,7 +38,7 @@ OPERATIONS = operations(
 
 
 class Recording(Mirror):
-    """The follower, between the actions that the test sets; its recorded calls can be repeated."""
+    """Runs the test's actions before and after each call of the follower, and records the calls."""
 
     def __init__(self, follower: PgstacFollower) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Recording(Mirror):
 @given(operations=OPERATIONS)
 # An Item is written and undone before the API has the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
-# A crash after the API's commit and before that of our cursor; then, callers that stalled repeat their changes.
+# A crash between the API's commit and our cursor's commit; in the second example, stalled callers repeat changes.
 @example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
 @example([
     ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
@@ -213,7 +213,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 ) -> None:  # fmt: skip
     write("run", goes(0))
     following.catch_up([follower])
-    # The state is that of an earlier ledger, which has been recreated since.
+    # The API's state is from an earlier ledger; the ledger has been recreated since.
     api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
     write("again", goes(1))
     following.catch_up([follower])
