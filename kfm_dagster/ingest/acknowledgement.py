@@ -24,8 +24,8 @@ Due = TypeVar("Due", bound=DueMessage)
 class Acknowledger:
     """Deletes and hides messages on the queue that delivered them last.
 
-    That is the primary queue or, for messages that were received from it last, the dead-letter queue. A queue is
-    connected only when one of its messages is due, because a backfill needs no queue.
+    That is the primary queue or, for messages that were last received from the dead-letter queue, this queue. A queue
+    is connected only when one of its messages is due, because a backfill needs no queue.
     """
 
     deliveries: Deliveries

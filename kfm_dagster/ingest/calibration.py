@@ -22,7 +22,7 @@ from kfm_dagster.telemetry.clock.sources import measure
 FRESH = timedelta(minutes=5)
 """A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
 KEPT = timedelta(minutes=1)
-"""Readings are kept in memory for this time. Otherwise each stage would wait for a time server that gives none."""
+"""Readings are kept in memory for this time. Otherwise each stage would wait for a server that gives no time."""
 
 
 @dataclass(kw_only=True)

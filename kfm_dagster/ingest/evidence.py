@@ -1,10 +1,10 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014), because
-only a further attempt would add the lineage, and such a unit may get no further attempt. A case without evidence is
-due. The collector stores a bundle under its hash before the case names it, so that a crash in between leaves an unused
-file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here: a bundle's content
-(`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
+No Item may stay without lineage. So the collector first withdraws Items of units that were quarantined before their
+lineage was recorded (ADR 014): only a further attempt would add it, and such a unit may get none. A case without
+evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
+leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here: a
+bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class FeedWatch:
         """Record since when the products of announced units are followed.
 
         A product is followed since the start of its first unit. If that unit was announced late, for example from a
-        dead-letter queue, hours that had settled before the announcement are not expected.
+        dead-letter queue, hours that are settled by now are not expected.
         """
         coverage = contract.coverage
         if coverage is None:

@@ -1,8 +1,8 @@
 """Intake: receive, land, parse and record the messages of a tick.
 
-A tick lands the raw messages before it parses them, records rejections with their reasons, and creates a pending
-ledger record for every unit in the same transaction as its delivery. So each received message has a record, even after
-a crash, and back-pressure can count its units. Does not belong here: planning runs (`ingest/plan.py`).
+A tick lands the raw messages before it parses them, records rejections with their reasons, and creates a pending ledger
+record for every unit in the same transaction as its delivery. So a crash loses no unit of a recorded message, and
+back-pressure can count the units. Does not belong here: planning runs (`ingest/plan.py`).
 
 While all datasets of the queue are switched off, the tick receives nothing. If only some are off, their units are
 recorded and wait, and the messages of these units are hidden for as long as SQS allows.

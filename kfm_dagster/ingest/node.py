@@ -56,8 +56,8 @@ class StoreSilentError(DependencyUnavailableError):
 class ChainNode(StageNode):
     """A step of every dataset's chain; an instance has its dataset, partition and run.
 
-    Subclasses override only the members of this class. Ops, assets, jobs, gates, rollback, comparison and the names
-    that the pipeline card may use are derived from the subclasses (`nodes.chain`).
+    A new step needs only a subclass: ops, assets, jobs, gates, rollback, comparison and the names that the pipeline
+    card may use are derived from the subclasses (`nodes.chain`).
     """
 
     operator: ClassVar[str]

@@ -2,9 +2,9 @@
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
-A node applies an operator (a pure function of an envelope) to a batch; it reads with bounded concurrency, and writes in
-one call. The first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
-(`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
+A node applies an operator (a function over envelopes) to a batch; it reads with bounded concurrency, and writes many
+units at a time. The first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of
+masking (`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -283,11 +283,11 @@ class ProvenanceEmit(EffectNode):
 
 @dataclass(kw_only=True)
 class Settle(ChainNode):
-    """Set each claimed record's final status; then delete messages whose units are all terminal."""
+    """Set the status of each claimed record; then delete messages whose units are all terminal."""
 
     operator = "settle"
     asset = "ledger"
-    description = "The final status of every claimed unit; a message is deleted when all its units are terminal."
+    description = "The new status of every claimed unit; a message is deleted when all its units are terminal."
     did = ("settled", "unit")
     follows = ProvenanceEmit
     # A run checks its partition once, when all its units are known.

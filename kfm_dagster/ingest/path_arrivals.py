@@ -206,7 +206,7 @@ class PathArrivals(ChainNode):
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
-        # The node claims no units, and a rerun reads the metadata that exist by then.
+        # Always True, because the node claims no units, and a rerun must read the metadata that exist by then.
         return True
 
     @cached_property

@@ -22,8 +22,8 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
-"""Runs of a partition and lane that may work at once, even for few units. With a single run that lasts longer than a
-tick, live units would wait until the second tick; a second run lowers the 95th percentile of their wait by a tick."""
+"""Runs of a partition and lane that may work at once, even for few units. If a single live run lasted longer than a
+tick, later units would wait for its end; a second run lowers the 95th percentile of their wait by a tick."""
 WORTH_A_RUN = 100
 """Number of live units that get a further run instead of waiting for an active run's end. Their ingest takes a third
 of the CPU time of a run's start (benchmarks/latency.py)."""
@@ -116,7 +116,7 @@ def plan_runs(
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> list[PlannedRun]:
-    """Return the runs that the pending units need beyond the active runs, live runs first.
+    """Return the runs that the pending units need beyond the coming runs, live runs first.
 
     A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane. With as many or more,
     it gets runs only for batches that are worth a run, because otherwise a live feed would start a run for each few
@@ -151,7 +151,7 @@ def _runs_of(
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> Iterator[PlannedRun]:
-    """Yield the runs that a partition's lane needs beyond its active runs."""
+    """Yield the runs that a partition's lane needs beyond its coming runs."""
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
     full_runs, rest = divmod(max(by_dataset.values()), max_units_per_run)

@@ -167,9 +167,9 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each volume that new units close; return the number.
 
     Runs in the transaction that admits the units. A chunk closes the previous volume of its radar, and its own volume
-    if a later volume is known, so that the order of admission does not matter; a volume with an end chunk needs no such
-    unit. The closing unit has the times and the number of its chunk, and the version CLOSED. So this unit's Item
-    replaces the chunk's Item, and the Item of a chunk that arrives later replaces the closing unit's Item.
+    if a later volume is known, so that the order of admission does not matter. A volume with an end chunk gets no
+    closing unit. A closing unit has the times and the number of the volume's newest chunk, and the version CLOSED. So
+    its Item replaces the chunk's Item, and the Item of a chunk that arrives later replaces the closing unit's Item.
     """
     feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

@@ -1,1 +1,1 @@
-"""The five operators: pure functions over an envelope."""
+"""The five operators: message_parse makes envelopes, each of the others adds one section."""

@@ -67,7 +67,7 @@ class StageNode(ABC):
         return None
 
     def working(self) -> AbstractContextManager[None]:
-        """Renew the run's leases during the block."""
+        """Return a context that renews the run's leases; by default, one without effect."""
         return nullcontext()
 
     def transform(self) -> list[Envelope]:

@@ -1,4 +1,4 @@
-"""All gates of a stage, in order, with the rules of G2, G5, G6 and G8.
+"""Evaluation of a stage's gates in order, and the rules of G2, G5, G6 and G8.
 
 Does not belong here: the rules of G1 and G4 (`completeness.py`, `dimensions.py`), querying facts (`subject.py`), and
 consequences (`stages/card.py`).

@@ -60,25 +60,25 @@ class GateRule(Strict):
 
 
 class CitationGate(GateRule):
-    """G2. The card requires that at least 0.9 of the fields are cited."""
+    """G2. The Pipeline Card Template requires that at least 0.9 of the fields are cited."""
 
     min_anchor_coverage: float = Field(ge=0.9, le=1)
 
 
 class PathGate(GateRule):
-    """G3. The card requires at least 2 points."""
+    """G3. The Pipeline Card Template requires at least 2 points."""
 
     min_points: int = Field(ge=2)
 
 
 class DimensionGate(GateRule):
-    """G4. Publication needs p_dim = 1.0."""
+    """G4. A release bundle needs p_dim = 1.0."""
 
     min_p_dim: float = Field(gt=0, le=1)
 
 
 class CoverageGate(GateRule):
-    """G6. Minimum share of the expected products."""
+    """G6. Minimum share of each product's expected objects."""
 
     min_coverage: float = Field(ge=0, le=1)
 
@@ -125,7 +125,7 @@ class Stop(StrEnum):
 
 
 STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
-"""The stop that a gate triggers if the card permits it; G1, G6 and G8 have no stop."""
+"""The stop that a failed gate triggers if it stops its stage; G1, G6 and G8 have no stop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
