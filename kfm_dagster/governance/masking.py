@@ -2,9 +2,10 @@
 
     masked_location(masking, site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
 
-Two exact locations that share a masked location give equal groups, coordinates, manifest entries and content hashes.
-Exact and masked locations have different types; no repr and no error shows an `ExactLocation`. A unit's generalised
-metadata depend only on the cell of the footprint's centre, the times and the kept properties of the header.
+Two exact locations that share a masked location give equal groups, coordinates, content hashes, and entries in a
+node's manifest (the list of its inputs). Exact and masked locations have different types; no repr and no error shows an
+`ExactLocation`. A unit's generalised metadata depend only on the cell of the footprint's centre, the times and the kept
+properties of the header.
 
 Belongs here: masked locations, a manifest's entry for masked input, the kept parts of a header, the decision to mask,
 and the published forms of this decision. Does not belong here: the sensitive sites, which a dataset's owner declares,

@@ -43,7 +43,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A proposed override; `units` is their number, `content` has the command's other arguments."""
+    """A proposed override of `units` units; `content` has the command's other arguments."""
 
     proposal_id: int
     at: datetime

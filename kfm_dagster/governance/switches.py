@@ -1,4 +1,4 @@
-"""Kill switches: a dataset that is off has no receipt, claim, replay or write (WAL-10).
+"""Kill switches: a dataset that is off is not received, claimed, replayed, written (WAL-10).
 
 Switches are persistent. Engaging or releasing one writes the governance log in the same transaction. Belongs here: the
 switches. Does not belong here: enforcing them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
