@@ -85,7 +85,7 @@ class EventWriter:
         return GEOJSON if self.subscription.form == "wis2" else CLOUDEVENT
 
     def event_id(self, collection: str, change: ItemChange, kind: ChangeKind) -> str:
-        """Return the id of an event: a UUIDv8 of its change, equal for all subscriptions and tries."""
+        """Return an event's id, a UUIDv8 of change and kind: equal in all subscriptions and tries."""
         return uuid8(
             "announcement", self.plan.source, collection, change.item_id, kind, str(change.change_id),
             change.content_sha256,
