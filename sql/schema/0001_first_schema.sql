@@ -285,7 +285,7 @@ CREATE INDEX nodd_wal_records_by_volume ON nodd_wal_records (
     dataset, (extension ->> 'site'), time_range_start, (extension ->> 'chunk')
 ) WHERE extension ->> 'chunk' IS NOT NULL;
 
--- Alerts are evaluated every half minute, and read only recently quarantined units.
+-- Alerts are evaluated every 15 seconds, and read only recently quarantined units.
 CREATE INDEX nodd_wal_records_quarantined ON nodd_wal_records (updated_at) WHERE status = 'quarantined';
 
 -- Failed units by code and dataset, newest first, without reading successes.
@@ -675,8 +675,8 @@ CREATE TRIGGER nodd_wal_transitions_are_written_by_the_ledger BEFORE INSERT ON n
 FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
 EXECUTE FUNCTION kfm_refuse('history_is_written_by_the_ledger');
 
--- sqlite: it has no trigger depth, so a row is accepted only if the record has that version and no row of it. This also
--- prevents INSERT OR REPLACE, which deletes rows without a DELETE trigger.
+-- sqlite: it has no trigger depth, so a row is accepted only if the record has that version and the history has no row
+-- of it yet. This also prevents INSERT OR REPLACE, which deletes rows without a DELETE trigger.
 @refuse(
     nodd_wal_transitions_are_written_by_the_ledger, INSERT ON nodd_wal_transitions, history_is_written_by_the_ledger,
     EXISTS (SELECT 1 FROM nodd_wal_transitions AS t WHERE t.wal_id = NEW.wal_id AND t.version = NEW.version)
@@ -1916,7 +1916,7 @@ CREATE TABLE etl_wal (
     claimed @json,
     CONSTRAINT etl_wal_status_is_known CHECK (status IN ('PENDING', 'APPLIED', 'SKIPPED', 'FAILED')),
     CONSTRAINT etl_wal_content_hash_is_sha256 CHECK (@sha256(content_hash)),
-    -- PostgreSQL has types for JSON and times.
+    -- PostgreSQL has a type for UUIDs.
     @sqlite(CONSTRAINT etl_wal_run_id_is_uuid CHECK (
         run_id LIKE '________-____-____-____-____________' AND @hexadecimal(replace(run_id, '-', ''))
     ),)
@@ -2090,7 +2090,7 @@ CREATE INDEX stage_audit_by_time ON stage_audit (at, seq);
 
 CREATE INDEX stage_audit_by_kind ON stage_audit (kind, at);
 
--- Alerts are evaluated every half minute, and read failed gates without reading passed gates.
+-- Alerts are evaluated every 15 seconds, and read failed gates without reading passed gates.
 CREATE INDEX stage_audit_failed_gates ON stage_audit (at)
 WHERE kind = 'gate' AND (@as_json(details) ->> 'outcome') <> 'passed';
 
@@ -2110,7 +2110,7 @@ CREATE TABLE stage_state (
     attempt integer NOT NULL,
     state text NOT NULL,
     idempotency_key text NOT NULL,
-    -- Hashes of the stage's inputs, which a retry keeps.
+    -- Hashes of the stage's inputs, which a retry after a failure keeps.
     input_hashes @json NOT NULL,
     opened_at @time NOT NULL,
     started_at @time,
