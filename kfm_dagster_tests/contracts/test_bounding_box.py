@@ -76,7 +76,7 @@ def test_a_rounded_footprint_has_the_box_of_its_outline(outline: list[tuple[floa
     # Compare with the outline before it was split and rounded.
     step = 10.0**-decimals + 1e-9
     first, last = min(x for x, _ in outline), max(x for x, _ in outline)
-    # Rounding can remove a part beyond the antimeridian that is less than a step high, of any width.
+    # Rounding can remove a part beyond the antimeridian that is at most two steps high, of any width.
     parts = [part.bounds for part in shapely.get_parts(shapely.geometry.shape(whole))]
     lost = max((right - left for left, low, right, high in parts if high - low <= 2 * step), default=0.0)
     assert (east - west) % 360 == pytest.approx(last - first, abs=2 * step + lost)

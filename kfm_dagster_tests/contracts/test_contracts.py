@@ -289,7 +289,7 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 
 
 @pytest.mark.clause("OPR-13")
-def test_a_contract_that_writes_the_collection_of_a_dataset_names_the_dataset_and_has_its_governance() -> None:
+def test_a_contract_that_writes_another_dataset_s_collection_names_that_dataset_and_has_its_governance() -> None:
     topic = {"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}
     for changes, message in [
         ({"stac.collection_of": None}, "two contracts write the same STAC collection"),

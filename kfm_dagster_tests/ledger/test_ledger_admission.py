@@ -235,7 +235,7 @@ TRANSIENT = "storage_unavailable"
 
 
 def fail(bench: Bench, unit: Envelope, code: str) -> Any:
-    """Claim the unit, which is recorded at the latest now, and fail its attempt with a code."""
+    """Record the unit if it is new, claim it, and fail its attempt with a code."""
     return bench.ledger.settle([failed(claimed, code) for claimed in bench.claimed(unit)], run_id=RUN)
 
 

@@ -84,7 +84,7 @@ class Walk:
         self.settle(chosen, run, partial(failed, code="governance_hard_fail"))
 
     def settle(self, chosen: list[Envelope], run: str, end: Callable[[Envelope], Envelope]) -> None:
-        # Old claims first: a ledger that mistook an old claim for the current one would settle the unit by it.
+        # Old claims first: a ledger that mistook an old claim for the current one would then settle the unit too early.
         for unit in self.claims(chosen, run):
             before, held = self.record(unit.wal_id), self.is_held(unit, run)
             report = self.bench.ledger.settle([end(unit)], run_id=run)
