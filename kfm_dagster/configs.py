@@ -98,7 +98,7 @@ def parse(
     error: type[ConfigurationError] = CardError,
     schema: str | None = None,
 ) -> Model:
-    """Build a model from YAML. Raises `error` with source, line, wrong key, and the path `schema`."""
+    """Build a model from YAML. Raises `error` with source, line, wrong key, and path `schema`."""
     try:
         document: Any = read_yaml(text)
     except yaml.YAMLError as caught:

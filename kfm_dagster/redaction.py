@@ -97,7 +97,7 @@ def error_text(error: BaseException, limit: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 class ForeignError(Exception):
-    """Replaces a foreign exception; its text is the class and the redacted text of that exception."""
+    """Replaces a foreign exception; its text is that exception's class and redacted text."""
 
 
 def is_own(error: BaseException) -> bool:

@@ -36,7 +36,7 @@ from kfm_dagster.stages.failure import StageFailedError
 
 
 class ReplayOf(dg.Config):
-    """The run to replay by replay_plan.yaml, and the reason. The first start asks for an approval."""
+    """The run to replay by replay_plan.yaml, and the reason; its first start asks for approval."""
 
     run_id: str = Field(description="Dagster's id of the run; for a re-execution, the id of its root run.")
     reason: str = Field(description="Reason of the replay.")
