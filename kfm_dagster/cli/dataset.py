@@ -80,7 +80,7 @@ def new(
     folder: Path | None,
     out: Path | None,
 ) -> None:
-    """Write a contract for another dataset, with the citations and units of a similar dataset.
+    """Write a contract for another dataset, with citations and units of the dataset of --like.
 
     The contract's first lines list the parts to review. After the review, check the contract on a sample.
     --from-registry takes title, description, bucket, topic, region and license from the entry.
@@ -170,7 +170,7 @@ def registry() -> None:
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @rows_as_json
 def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
-    """Print the differences between the contracts in force and the registry's files.
+    """Print the differences between the deployment's contracts and the registry's files.
 
     It compares topics, buckets, regions and licences. It also reports sentences of the registry that announce the end
     of data, and NOAA's topics without a contract, unless registry-exceptions.yaml lists them. DIR has the registry's

@@ -31,7 +31,7 @@ from kfm_dagster.settings import Settings
 MAX_RECEIVE_COUNT = 5
 """Receives after which the cloud's queue moves a message to its dead letters."""
 OUTAGE_BEFORE = timedelta(days=7)
-"""Time from the dead letters' days to the demo's days, so that no demo's ledger knows the units of dead letters."""
+"""Time by which the dead letters precede the demo's objects, so that no demo's ledger knows their units."""
 
 
 @click.command()

@@ -242,7 +242,7 @@ def nodd_replay() -> None:
 
 
 def stopped_by_signals() -> AbstractContextManager[None]:
-    """Stop on SIGTERM and SIGHUP as on Ctrl-C: otherwise children would outlive this process."""
+    """Stop on SIGTERM and SIGHUP as on Ctrl-C: otherwise child processes would outlive this one."""
     # Ignored signals stay ignored: nohup ignores SIGHUP on purpose.
     unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     return signals_handled(dict.fromkeys(unhandled, signal.default_int_handler))

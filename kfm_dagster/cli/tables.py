@@ -104,7 +104,7 @@ def show_rows(
         table.add_column(column.name, overflow="fold", width=column.width)
     for line in zip(*(column.cells for column in fitted), strict=True):
         table.add_row(*map(Text, line))
-    # Never narrower than cells that may not fold: a terminal wraps a wider line without adding characters.
+    # Wide enough for cells that must not fold. A terminal wraps a wider line without adding characters.
     Console(width=max(width, width + _excess(fitted, width))).print(table)
     if left_out := [column.name for column in natural if column not in fitted]:
         click.echo(f"columns left out at a width of {width} characters: {', '.join(left_out)}", err=True)

@@ -170,7 +170,7 @@ class Pages:
             "navigation": NAVIGATION,
             "env": self.pipeline.settings.env.value,
             "actor": self.sessions.actor_of(request),
-            # Required by the form of a decision in prod; the form of a release always requires it.
+            # A decision's form requires the reference in prod; the form of a release always requires it.
             "change_ref": "required" if self.pipeline.settings.env is Environment.PROD else "",
             "can_sign_in": bool(self.sessions.tokens),
             "at": self.pipeline.clock(),
@@ -207,7 +207,7 @@ def query_of(request: Request, *known: str) -> dict[str, str]:
 def list_route(
     pages: Pages, view: View, path: str, template: str = "list.html", **content: Callable[[Any], Any]
 ) -> Route:
-    """Return the route of a view's list with its filter's form; `content` adds template values.
+    """Return the route of a view's list with its filter's form; `content` computes template values.
 
     The route raises BadFilterError, BadRequestError, and KfmError for an unknown dataset.
     """

@@ -4,10 +4,10 @@
 
     pip install 'kfm-dagster[energy]'; export KFM_ENERGY_GRID=USA/virginia
 
-The assumption leaves out memory, idle machines and cooling. codecarbon, an extra, reads RAPL counters if permitted;
-otherwise, it multiplies the processor's rated power by the load. Its tables with the yearly mix of each grid give the
-carbon. The first measurement in a process takes some seconds, because codecarbon detects the hardware, and each later
-measurement about 10 ms. Does not belong here: the calls that measure (`idempotent_node/steps.py`).
+The assumption leaves out memory, idle machines and cooling. codecarbon, an extra, reads the processor's energy counters
+(RAPL) if permitted; otherwise, it multiplies the rated power by the load. Its tables with the yearly mix of each grid
+give the carbon. The first measurement in a process takes some seconds, because codecarbon detects the hardware, and
+each later measurement about 10 ms. Does not belong here: the calls that measure (`idempotent_node/steps.py`).
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_a_new_contract_passes_its_check_unchanged(call: Call, tmp_path: Path) -
         written = out.read_text(encoding="utf-8")
         assert call(*arguments).out == written
         assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
-        # The addresses of pages are not changed.
+        # Links to web pages are those of the shipped contract.
         shipped = (resources.files("kfm_dagster.contracts") / "datasets" / f"{like}.yaml").read_text("utf-8")
         kept = re.findall(r"https://\S+", re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", shipped))
         assert re.findall(r"https://\S+", written) == kept

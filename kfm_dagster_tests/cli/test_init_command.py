@@ -1,4 +1,4 @@
-"""`kfm init` migrates both databases once; if a requirement is missing, the command changes nothing."""
+"""`kfm init` migrates the databases of ledger and Dagster once; with a missing requirement it changes nothing."""
 
 from __future__ import annotations
 

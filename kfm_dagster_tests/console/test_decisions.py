@@ -280,7 +280,7 @@ def test_each_status_that_needs_a_decision_has_its_button(console: Console, monk
         assert f"eligible<b>{units}</b>" in anna.get(link).text
 
 
-def test_the_units_of_a_filter_are_released_only_if_they_are_those_of_the_count(console: Console) -> None:
+def test_the_units_of_a_filter_are_released_only_if_unchanged_since_the_dry_run(console: Console) -> None:
     anna = console.browser("anna")
     selection = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
     front = anna.get("/", headers={"accept": "text/html"}).text
@@ -300,7 +300,7 @@ def test_the_units_of_a_filter_are_released_only_if_they_are_those_of_the_count(
     assert set(console.quarantined) <= {record.wal_id for record in pending}
 
 
-def test_the_units_of_a_filter_are_discarded_only_if_they_are_those_of_the_count(console: Console) -> None:
+def test_the_units_of_a_filter_are_discarded_only_if_unchanged_since_the_dry_run(console: Console) -> None:
     anna = console.browser("anna")
     first, *others = console.quarantined
     assert anna.post(f"/units/{first}/discard", data={"version": "2", "reason": "gone"}).status_code == 303

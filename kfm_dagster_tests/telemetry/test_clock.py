@@ -233,7 +233,7 @@ def test_there_are_at_most_five_requests_if_no_answer_decides(date_server: WebSe
     assert len(date_server.requests) == 5
 
 
-# Seconds since the first decision, and the number of requests of both decisions.
+# Seconds from three decisions to a fourth: number of requests of all four.
 PAUSES = {0.0: 1, 59.9: 1, 60.0: 2, -0.1: 2}
 
 

@@ -1,4 +1,4 @@
-"""The search of units: for each filter, its pages have the units that match among all records."""
+"""The search of units: the pages of a filter have exactly the units that match it."""
 
 from __future__ import annotations
 
