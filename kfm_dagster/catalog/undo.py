@@ -193,7 +193,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item's file to the state before `oldest`; `in_index`: of its row, too."""
+    """Planned undo of an Item's file to the state before `oldest`, and if `in_index` of its row."""
 
     oldest: Promotion
     path: str

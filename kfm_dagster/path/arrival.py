@@ -6,7 +6,7 @@
 
 All are one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) is the position at
 that distance, n_eff is the refractive index. Three alignments precede the integrals, in this order: time (the volume's
-start against its reference, and the sampling rate f_s), path (gamma(ell), d ell and n_eff), phase (the reference
+start against its reference time, and the sampling rate f_s), path (gamma(ell), d ell and n_eff), phase (the reference
 window). Each step takes the result of the previous step, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
 (`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
@@ -50,10 +50,10 @@ class DeltaForm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeAligned:
-    """First step: the offset of a volume's start from its reference, and the sampling rate."""
+    """First step: the offset of a volume's start from its reference time, and the sampling rate."""
 
     offset_s: float
-    """Seconds from the reference to the start."""
+    """Seconds from the reference time to the start."""
     f_s_hz: float
     """Echo samples per second."""
 

@@ -3,8 +3,8 @@
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
 the consequence of a matrix that fails this check (gate G7).
 
-Beams of a volume have the atmosphere and the clock in common; the position of a target within its range gate differs
-by beam. Only time has the uncertainty of the clock, and only phase has the uncertainty of the wavelength.
+Errors of the atmosphere and of the clock are the same for all beams of a volume; the error of a target's position
+within its range gate is independent by beam. The clock affects only times, the wavelength only phases.
 """
 
 from __future__ import annotations

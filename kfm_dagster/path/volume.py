@@ -188,7 +188,7 @@ def path_arrival(
 ) -> PathArrival:
     """Return the arrivals of a volume at the end of each of its beams. Raises PathError.
 
-    ts_start: begin of the volume; reference: the time that it must agree with, within tau.
+    ts_start: begin of the volume; reference: a time from which it may differ by at most tau.
     """
     time = align_time(ts_start=ts_start, reference=reference, tau=tau, f_s_hz=facts.f_s_hz)
     in_time = _in_time(facts, options)

@@ -3,8 +3,8 @@
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
 storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Each address is written in full,
 because GDAL and VirtualiZarr refuse the format's `templates`. The key `kfm`, which other clients ignore, has the Item
-of each step, and the ETag that the object had when it was indexed (`reading/stores.py`). A document depends only on its
-steps.
+of each step, and the ETag that the object had when it was indexed (`reading/stores.py`). Stores with equal
+steps have equal documents.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """

@@ -1,7 +1,7 @@
 """Conversion of a store's metadata between versions 2 and 3 of Zarr.
 
-Documents of GRIB2 messages use version 3, because gribberish's codec for version 2 needs bytes, but zarr-python 3
-passes arrays. Icechunk knows only version 3 (`reading/icechunk_form.py`).
+Stores of GRIB2 messages use version 3, because gribberish's codec for version 2 needs bytes, but zarr-python 3 passes
+arrays to it. Icechunk knows only version 3 (`reading/icechunk_form.py`).
 """
 
 from __future__ import annotations
