@@ -175,7 +175,7 @@ class FastQueue:
 
         batches = _batches(iter(bodies))
         with ThreadPoolExecutor(THREADS) as pool:
-            # The pool would read the whole iterable at once.
+            # In groups, because the pool's map would read all bodies at once.
             while group := list(islice(batches, 16 * THREADS)):
                 sent += sum(pool.map(send, group))
         return sent

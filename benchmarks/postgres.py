@@ -23,7 +23,7 @@ CRASH_SECONDS = 30
 
 
 class RestartablePostgres:
-    """A server with its data in `folder`, kept for the next start, while the context is open.
+    """A server that runs while the context is open; `folder` keeps its data for the next start.
 
     `settings` are settings of the server (postgresql.conf), which are kept with the data.
     """
@@ -34,7 +34,7 @@ class RestartablePostgres:
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start the server. Raises DatabaseUnavailableError without the extra `demo`, or if the start fails."""
+        """Start the server. Raises DatabaseUnavailableError if it fails, or without the extra `demo`."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -77,7 +77,8 @@ def _pgserver() -> Any:
     """Import the wheel without the warning of platformdirs.
 
     The wheel requests the user's runtime folder from platformdirs, which warns if there is none, as in a container. The
-    wheel then uses the temporary folder, and only for sockets, if the data folder's path is too long for a socket.
+    warning is needless: the wheel then uses the temporary folder, and only for sockets whose path in the data folder
+    would be too long.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

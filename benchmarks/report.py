@@ -118,7 +118,7 @@ def calibration_ms() -> float:
 
 
 def measured(case: Case, home: Path) -> dict[str, Any]:
-    """Run a case; return the figures on its last line. Raises DependencyUnavailableError."""
+    """Run a case; return the figures of its last output line. Raises DependencyUnavailableError."""
     command = [sys.executable, "-m", *case.arguments, *(("--home", str(home)) if case.keeps_files else ()), "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603, our own
     lines = done.stdout.splitlines()

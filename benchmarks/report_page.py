@@ -158,7 +158,7 @@ def _calibration(figures: Sequence[Figures]) -> str:
 
 
 def _summary(rows: Any) -> Iterator[dict[str, str]]:
-    """Rows for a newcomer: backlogs at SUMMARY_LATENCY_MS, latencies, and the cost of waiting."""
+    """Rows for a newcomer: backlogs at SUMMARY_LATENCY_MS, latencies, and the cost when idle."""
     for row in rows:
         if "percent_of_a_core" in row:
             question = "What does a deployment cost while nothing arrives?"

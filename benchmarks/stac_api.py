@@ -246,7 +246,7 @@ def _search(url: str, times: int) -> None:
 
 
 def _questions() -> Iterator[str]:
-    """Yield boxes of five degrees with windows of two hours on the first day; each matches some Items."""
+    """Yield queries of five degrees and two hours of the first day; each matches some Items."""
     chance = random.Random(SEED)  # noqa: S311, the same questions each time
     while True:
         west, south = chance.uniform(-130, -75), chance.uniform(-40, 35)

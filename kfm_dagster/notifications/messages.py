@@ -59,7 +59,7 @@ class Authenticity(StrEnum):
     VERIFIED = "verified"
     """The topic signed the message."""
     INVALID = "invalid"
-    """The message is unsigned, or the signature is of other content."""
+    """The message is unsigned, or its signature or certificate is not valid."""
     UNCHECKED = "unchecked"
     """The settings require no signature, or the body gives no unit (message_parse records the reason)."""
     UNKNOWN = "unknown"

@@ -116,8 +116,8 @@ def deployment_id(database: Database) -> str:
 def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:
     """Mark unmarked roots as roots of a deployment; with `adopt` also unmarked roots with files.
 
-    Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked root with
-    files; StoreAccessError and DependencyUnavailableError if a store refuses or does not answer.
+    Raises ForeignRootError, before any root is marked, for another deployment's root and, without `adopt`, for an
+    unmarked root with files; StoreAccessError and DependencyUnavailableError if a store refuses or does not answer.
     """
     for root in refuse_foreign(chosen, deployment, adopt=adopt):
         root.mark(deployment)

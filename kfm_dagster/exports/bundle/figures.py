@@ -31,7 +31,7 @@ _LOOK = {
 }
 """Name, mark and colour of each kind; without colour, the mark distinguishes the kinds."""
 _CROWDED = 40
-"""Maximum marks in a stage's row with numbers. A row with more marks has none, because they would overlap."""
+"""The marks of a stage's row have numbers if the row has at most this many; more numbers would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),
