@@ -1,4 +1,4 @@
-"""`kfm demo` runs the product with samples or real objects; `kfm cloud` serves its S3, SNS and SQS."""
+"""`kfm demo` ingests samples or real objects; `kfm cloud` serves its S3, SNS and SQS."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Add options to a command; `value_of` makes the command's argument `name` from their values."""
+    """Add options to a command; `value_of` makes the argument `name` from their values."""
 
     def bare() -> None: ...
 

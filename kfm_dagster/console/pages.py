@@ -207,7 +207,7 @@ def query_of(request: Request, *known: str) -> dict[str, str]:
 def list_route(
     pages: Pages, view: View, path: str, template: str = "list.html", **content: Callable[[Any], Any]
 ) -> Route:
-    """Return the route of a view's list with its filter's form; `content` computes template values.
+    """Return the route of a view's list with its filter's form; `content` computes more values.
 
     The route raises BadFilterError, BadRequestError, and KfmError for an unknown dataset.
     """

@@ -198,7 +198,7 @@ def _dataset(pages: Pages, request: Request) -> Response:
 def _times(
     database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[str, dict[datetime, float]]]:
-    """Return succeeded and other units by hour, and by name and hour quantiles of seconds to success."""
+    """Return succeeded and other units by hour, and quantiles of seconds to success by name."""
     with database.snapshot() as view:
         settled = ended_by_hour(view, dataset, since)
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()

@@ -22,7 +22,7 @@ class StepVolume:
     bytes_out: int | None = None
 
     def with_declared(self, payload: Mapping[str, Any]) -> StepVolume:
-        """Return the volume; uncounted `bytes_in` is the sum of the manifest's sizes, if all are known."""
+        """Return the volume; uncounted `bytes_in` is the sum of the manifest's sizes, if all known."""
         sizes = [entry.get("size") for entry in payload["inputs"]]
         if self.bytes_in is not None or not sizes or None in sizes:
             return self

@@ -27,7 +27,7 @@ class AlertFilter(Filter):
 
 
 def alerts(parts: Parts, row_filter: AlertFilter, after: str | None, limit: int) -> Page:
-    """Return a page of alerts; `after` is the last id of the previous page. Raises BadFilterError."""
+    """Return a page of alerts; `after` is the last id of the page before. Raises BadFilterError."""
     rows = AlertStore(parts.database, clock=parts.clock).listed(
         resolved_since=None if row_filter.days is None else parts.clock() - timedelta(days=row_filter.days),
         rule=row_filter.rule,

@@ -1,4 +1,4 @@
-"""KPIs of the clock by source: error delta_t_abs, Allan deviation sigma_y(tau) (pure; PCS-17).
+"""KPIs of a clock by source: error delta_t_abs, Allan deviation sigma_y(tau) (pure; PCS-17).
 
 allantools is not used: it needs SciPy and matplotlib, and computes sigma_y only of evenly spaced data, but runs are not
 evenly spaced. Does not belong here: reading the log, or presentation.
