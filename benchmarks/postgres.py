@@ -34,7 +34,7 @@ class RestartablePostgres:
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start the server. Raises DatabaseUnavailableError if it fails, or without the extra `demo`."""
+        """Start the server. Raises DatabaseUnavailableError if that fails, or without extra `demo`."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
