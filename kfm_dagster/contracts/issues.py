@@ -78,7 +78,7 @@ class MetadataIssue(StrEnum):
     OUT_OF_TABLE = "out_of_table"
     """The object states a code that the table of its format or instrument does not have."""
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
-    """Not checked whether the object is whole: a limit of the reader, or no index. The unit's status is never `ok`."""
+    """Not checked whether the object is whole: a limit of the reader, or no index. The check's status is not `ok`."""
     CONTRACT_FAULT = "contract_fault"
     """The contract requires a value that no object can have; no attempt succeeds until the contract is corrected."""
     RESOURCE_LIMIT = "resource_limit"

@@ -120,7 +120,7 @@ class KeyGrammarReader:
         return start, start
 
     def day_holding(self, day: date) -> date:
-        """Return the first day of the day, month or year that the keys of a UTC day state."""
+        """Return the first day of the period that contains a UTC day; keys state day, month or year."""
         start = self.contract.storage.key_grammar.start
         if start == "event" or "%d" in start.format or "%j" in start.format:
             return day

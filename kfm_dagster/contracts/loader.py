@@ -362,9 +362,9 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         )
     shipped = _shipped()
     if like not in shipped:
-        raise ContractError("no such contract ships", observed=like, expected=" or ".join(shipped))
+        raise ContractError("no built-in contract has this id", observed=like, expected=" or ".join(shipped))
     if dataset in shipped:
-        raise ContractError("a contract of that id ships already", observed=dataset, expected="an id of its own")
+        raise ContractError("a built-in contract has this id already", observed=dataset, expected="an id of its own")
     # The comments state facts of the other dataset.
     text = re.sub(r"(?m)^ *#.*\n", "", shipped[like].read_text(encoding="utf-8"))
     is_announced = _TOPICS.search(text) is not None

@@ -83,7 +83,7 @@ class QueueConfig(Strict):
 
 
 class TimeField(Strict):
-    """A time in the key: `value` joins named groups of the key pattern, `format` is their form."""
+    """A time in the key: `value` joins groups of the pattern to a text of the form `format`."""
 
     value: str
     format: str = Field(
@@ -171,7 +171,7 @@ class KeyGrammar(Strict):
 class Sidecar(Strict):
     """A file that describes a data object, and has the object's key plus a suffix.
 
-    Notifications of a sidecar are acknowledged and give no unit.
+    Notifications of a sidecar are acknowledged, and give no unit of the sidecar.
     """
 
     suffix: str = Field(min_length=1)
@@ -212,7 +212,7 @@ class Storage(Strict):
         description="UTC day before which no object can exist, such as the first day of the archive, satellite or "
         "model. A unit of an earlier day is rejected, and a backfill leaves earlier days out."
     )
-    prefixes: list[str] = Field(min_length=1, description="Beginnings of the keys of this dataset (routing).")
+    prefixes: list[str] = Field(min_length=1, description="Beginnings of keys, by which keys belong to this dataset.")
     key_grammar: KeyGrammar
     ignore: list[Regex] = Field([], description="Known keys of the same buckets that are not ingested.")
     sidecars: list[Sidecar] = Field([])

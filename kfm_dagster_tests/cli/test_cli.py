@@ -216,8 +216,8 @@ BAD_INPUT: dict[str, list[str]] = {
         f"dataset new {dataset} --bucket my-bucket --out new.yaml {options}": [expected]
         for dataset, options, expected in (
             ("My_Data", f"--like hrrr --topic {TOPIC}", "malformed dataset id"),
-            ("my-data", f"--like sref --topic {TOPIC}", "no such contract ships"),
-            ("hrrr", f"--like hrrr --topic {TOPIC}", "of that id"),
+            ("my-data", f"--like sref --topic {TOPIC}", "no built-in contract has this id"),
+            ("hrrr", f"--like hrrr --topic {TOPIC}", "has this id already"),
             ("my-data", f"--like hrrr --bucket My_Bucket --topic {TOPIC}", "name of a bucket; observed My_Bucket"),
             ("my-data", "--like hrrr --topic NewGFS", "not an ARN of SNS; observed NewGFS; expected arn:aws:sns:"),
             ("my-data", f"--like surface-obs --topic {TOPIC}", "announced by no topic; observed --topic arn:aws:sns:"),

@@ -286,8 +286,9 @@ ON CONFLICT (older_wal_id) DO NOTHING
 RETURNING older_wal_id;
 
 -- name: lacking_sidecars
--- Units of these objects that were read, or are being read, without a sidecar, except for units with a pending or a
--- successful completion. A completion's version begins with the object's version and a blank.
+-- Units of these objects that a sidecar may complete: in progress, or succeeded with suspect metadata. Superseded units,
+-- completions, and units with a pending or a complete (ok) completion are left out. A completion's version begins with
+-- the object's version and a blank.
 SELECT
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,

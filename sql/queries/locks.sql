@@ -1,4 +1,4 @@
--- Advisory locks: transactions with the same lock's name run one after another.
+-- Advisory locks: transactions that take a lock of the same name run one after another.
 
 -- name: take
 @lock_all(:lock);
