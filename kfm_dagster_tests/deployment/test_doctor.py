@@ -107,7 +107,7 @@ class Deployed:
         self.set(KFM_CONFIGS_DIR=str(folder))
 
     def backup(self, *, ago: timedelta) -> None:
-        """Write a folder with a backup of this age and other files."""
+        """Add a backup of this age to the folder of backups."""
         file = self.home.parent / "backups" / f"{ago.total_seconds():.0f}" / "kfm.dump"
         file.parent.mkdir(parents=True)
         file.touch()

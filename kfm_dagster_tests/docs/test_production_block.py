@@ -73,7 +73,7 @@ def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
         yield Terminal(shell, log)
 
 
-def ingested_by_steps(cloud: EmbeddedCloud) -> list[str]:
+def step_logs(cloud: EmbeddedCloud) -> list[str]:
     """Return the keys of the steps' logs in the bucket."""
     entries = cloud.client("s3").list_objects_v2(Bucket="my-logs").get("Contents", [])
     return [entry["Key"] for entry in entries if entry["Key"].endswith(".err") and entry["Size"]]
@@ -114,7 +114,7 @@ def test_the_commands_as_written_ingest_a_published_message(
             assert connection.exec_driver_sql("SELECT count(*) FROM runs").scalar_one() > 0
         admin.dispose()
         assert head
-        assert ingested_by_steps(cloud)
+        assert step_logs(cloud)
         assert "Traceback" not in typist.shown()  # checked before the servers are killed
         typist.type("kill $(jobs -p)")
         typist.type("wait")

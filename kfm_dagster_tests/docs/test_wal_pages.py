@@ -136,7 +136,7 @@ def test_each_field_has_its_documented_source_and_places(tmp_path: Path) -> None
 
 
 def same(actual: Any, value: Any) -> bool:
-    """Return whether the values or moments are equal."""
+    """Return whether two values are equal, or are texts of the same moment."""
     if actual == value or actual is None or not isinstance(value, str):
         return bool(actual == value)
     try:
