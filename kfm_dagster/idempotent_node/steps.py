@@ -70,7 +70,7 @@ class StepMeter:
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
-        """Do the slow initialisation, before a transaction that blocks other writers."""
+        """Initialise the energy meter; slow, so call it before a transaction blocks other writers."""
         if self._energy is not None:
             self._energy.prepare()
 

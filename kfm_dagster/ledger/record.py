@@ -155,7 +155,8 @@ class NoddWalRecord(BaseModel):
     version: int = Field(ge=1, description="Rises by one with every change.", **_seen(3, "ledger"))
 
     object_version: str | None = Field(
-        description="ETag announced by the source, without quotes.",
+        description="ETag announced by the source, without quotes. A completion appends the sidecar's version; a "
+        "closing has only `closed`.",
         **_seen(
             "9b2cf535f27731c974343645a3985328",
             "s3:s3.object.eTag",
