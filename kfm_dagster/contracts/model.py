@@ -204,7 +204,7 @@ AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED
 
 
 class PermanentErrors(Strict):
-    """Errors that a retry hardly repairs; units have fewer attempts before quarantine."""
+    """Errors that a retry hardly repairs: fewer attempts, except for AWAITED errors by default."""
 
     codes: list[str] = Field(
         [

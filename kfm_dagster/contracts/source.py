@@ -45,7 +45,7 @@ class Topic(Strict):
 
 
 class Notifications(Strict):
-    """The messages of the dataset, and their accepted shapes."""
+    """The messages of the dataset, and their accepted versions."""
 
     topics: list[Topic] = Field(
         [],

@@ -18,7 +18,7 @@ def last_applied(node: str, *, tx: Transaction) -> str | None:
 
 
 def lock_node(node: str, *, tx: Transaction) -> None:
-    """Lock a node's checkpoint until the transaction ends, so that no other one advances it.
+    """Lock a node's checkpoint until the transaction ends; only this transaction can advance it.
 
     Lock order, also in transactions that skip the node: first the node, then locks that all nodes share.
     """

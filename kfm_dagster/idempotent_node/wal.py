@@ -88,7 +88,7 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Resolve an intent and record its end; False if the intent was resolved or has that status.
+        """Resolve an intent and record its end; False if it is resolved or has this status already.
 
         `claimed`: the units that the node claimed in the ledger, known only after the effect.
         """

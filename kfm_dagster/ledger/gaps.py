@@ -165,7 +165,10 @@ class Gaps:
         closed: bool = False,
         limit: int = 1_000_000,
     ) -> list[Gap]:
-        """Return the gaps of hours from `since` on, and the open silences and drops of any age."""
+        """Return the open gaps of hours from `since` on, and open silences and drops of any age.
+
+        With `closed`, closed gaps of these hours are returned, too.
+        """
         where = {"since": since, "dataset": dataset, "closed": int(closed), "limit": limit}
         with self.database.snapshot() as tx:
             return tx.rows(Gap, "gaps.list", where)

@@ -264,7 +264,7 @@ FROM @rows(:rows, batch)
 WHERE true;
 
 -- name: changes_after
--- The next changes for a follower, at most until the position of the followers that precede it.
+-- The next changes for a follower, none of them beyond the position of a follower that precedes it.
 SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM catalog_changes
 WHERE
     collection_id = :collection_id AND change_id > :after

@@ -2347,7 +2347,7 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 );
 @kept(alerts, alerts_are_kept, (alert_id));
 
--- Deliveries that are due, at least once each: a row for each subject that a consumer has not received yet.
+-- Deliveries to make, each at least once: a row for each subject that a consumer has not received yet.
 CREATE TABLE outbox (
     -- alerts: notifications; catalog: the position of each follower, in permanent rows; lineage: batches.
     topic text NOT NULL,
