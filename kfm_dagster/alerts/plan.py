@@ -82,7 +82,7 @@ Span = Annotated[Duration, AfterValidator(_some)]
 
 
 class RuleTerms(Strict):
-    """The conditions for a rule's alert, and the alert's notification."""
+    """When a rule opens an alert, at which level, and when the alert is notified and rises."""
 
     threshold: int = Field(ge=1)
     window: Span

@@ -236,7 +236,7 @@ def spoken(length: timedelta) -> str:
 def _state(alert: Alert, why: str) -> str:
     since = f"since {rfc3339(alert.opened_at)}"
     if alert.state is AlertState.RESOLVED:
-        return f"It fired {since} and has resolved by itself meanwhile."
+        return f"It opened at {rfc3339(alert.opened_at)} and has resolved by itself."
     if alert.state is AlertState.ACKNOWLEDGED:
         return f"It fires {since}; {alert.acknowledged_by} has acknowledged it."
     return f"It fires {since}{why}."

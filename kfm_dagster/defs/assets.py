@@ -119,7 +119,8 @@ def _asset(
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
     """Return the policy for late datasets: a warning after two intervals, a failure after four.
 
-    None for a sample of a feed, a retired dataset, and a contract with neither freshness nor schedule.
+    An interval is the contract's freshness budget, else the interval of its scheduled listing. None for a sample of a
+    feed, a retired dataset, and a contract with neither of them.
     """
     if settings.feed is FeedKind.SAMPLE or contract.metadata.retired:
         return None

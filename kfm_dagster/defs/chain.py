@@ -82,7 +82,7 @@ _NONE = {"0", NO}
 
 
 def of_dataset(tag: str, dataset: str) -> str:
-    """Return the tag of a dataset."""
+    """Return a tag's name for one dataset, such as `kfm/empty.hrrr`."""
     return f"{tag}.{dataset}"
 
 

@@ -31,7 +31,7 @@ MAX_MISMATCHES = 10_000
 """Number of newest differences that a check reads; more than the units of a run."""
 FEED_CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
-"""Some minutes after the hour, when objects due by the hour have settled."""
+"""Some minutes after the hour, so that the units of objects announced before the hour are settled."""
 DAYS = 3
 """Days that the picture shows."""
 

@@ -230,7 +230,7 @@ def _evidence(known: Mapping[str, str | None], account: NodeAccount | None) -> d
 
 
 _OF_ACCOUNT = ("content_hash", "intent", "applied_by")
-"""The applied content, and the run that applied it."""
+"""Fields of an account that are evidence: the content, the intent, and the run that applied the content."""
 
 
 def _inputs(inputs: Sequence[Mapping[str, Any]]) -> str:

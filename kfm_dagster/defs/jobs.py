@@ -113,7 +113,7 @@ def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefiniti
     """Return each announced dataset's schedule, which lists the bucket for the last whole day.
 
     The schedules are switched off, because announced objects need no listing, and a listing costs requests. Switch them
-    on if the queue is not to be trusted alone. `nodd_due` starts the listings that a contract schedules.
+    on if messages may be missing. `nodd_due` starts the listings that a contract schedules.
     """
     return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
 
@@ -177,7 +177,7 @@ def retention_job() -> dg.JobDefinition:
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the daily schedule, switched on; like the sensors, it is given its resource."""
+    """Return the daily schedule, switched on; it keeps its resource between ticks."""
 
     @dg.schedule(
         name="nodd_retention",

@@ -1,4 +1,4 @@
-"""Drain: run until queue and bulk lane are empty, units are terminal, and beams computed.
+"""Drain: run until messages, units, backfills and tables of radar beams are finished.
 
 Belongs here, too: the outcome of every unit. Does not belong here: the display of outcomes (`cli/demo.py`).
 """
@@ -101,7 +101,8 @@ POLL_SECONDS = 0.5
 PAUSE_PER_POLL = 9
 """Least ratio of a pause to the poll before it, because a poll counts every record, in 0.3 s per million records."""
 FOLLOW_UP_SECONDS = 60.0
-"""Longest wait for runs of beams and evidence once all units are terminal; a later deployment starts the runs left."""
+"""Longest wait, once all units are terminal, for runs that compute radar beams or collect evidence. A later deployment
+starts the runs that are left."""
 QUIET_POLLS = 3
 """Consecutive polls that must be idle, because SQS's counts are approximate."""
 
