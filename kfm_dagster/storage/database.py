@@ -8,6 +8,7 @@ statements of `sql/`. Domain tables belong to other packages (`ledger/`, `run_st
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -401,8 +402,14 @@ def _refuse_changed(known: Iterable[Migration], applied: Mapping[int, tuple[str,
             )
 
 
+_COMMENT = re.compile(r"('(?:[^']|'')*')|--[^\n]*")
+"""A text, which is group 1 and may contain dashes, or a comment."""
+
+
 def _digest(migration: Migration) -> str:
-    return hashlib.sha256(";\n".join(migration.statements).encode()).hexdigest()
+    """Return a migration's digest, without comments and line breaks, which may be edited."""
+    code = _COMMENT.sub(r"\1", ";\n".join(migration.statements))
+    return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()
 
 
 def is_conflict(error: DBAPIError) -> bool:

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -27,11 +27,18 @@ from kfm_dagster_tests import databases
 from kfm_dagster_tests.integration.test_statements import COMMAND, NAMES, ONE_SERVER
 
 
-def test_an_edited_migration_is_refused(database: Database, database_url: str) -> None:
-    with database.transaction() as tx:
-        tx.connection.exec_driver_sql("UPDATE schema_version SET sha256 = 'other' WHERE number = 1")
-    with pytest.raises(SchemaVersionError, match="edited afterwards"):
-        Database.open(database_url)
+def test_an_edited_migration_is_refused_unless_the_edit_is_a_comment(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = migrations(database.dialect)
+    edits = {" -- it's a comment\n": True, "\n": True, " ": True, " '-- a text'": False, " x": False}
+    for edit, allowed in edits.items():
+        edited = Migration(
+            number=first.number, name=first.name, statements=(*first.statements[:-1], first.statements[-1] + edit)
+        )
+        monkeypatch.setattr(module, "migrations", lambda _, edited=edited: (edited,))
+        with nullcontext() if allowed else pytest.raises(SchemaVersionError, match="edited afterwards"):
+            Database.open(database_url).dispose()
 
 
 def test_a_corrupt_database_file_gives_an_error_in_one_line_and_is_not_changed(tmp_path: Path) -> None:
