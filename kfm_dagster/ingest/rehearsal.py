@@ -38,6 +38,12 @@ from kfm_dagster.stages.failure import StageFailedError
 
 LEFT_OUT = "storage.listing_sets: a backfill does not look for this object; it is ingested when it is announced"
 
+OF_THE_DEPLOYMENT = frozenset(
+    {"env", "configs_dir", "image_digest", "masking_salt", "sensitive_areas", "signing_key", "signing_passphrase"}
+)
+"""Settings that a rehearsal shares with the deployment: the pipeline card, and what Items and receipts contain. The
+others have their defaults, so that no store, follower or channel of the deployment is written to."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
@@ -75,14 +81,13 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # These stores are temporary, so that those of the deployment do not change. The other settings, such as the
-        # pipeline card, are the deployment's.
-        settings = Settings.load(
-            home=root / "home",
-            object_root=root / "objects",
-            feed=FeedKind.SAMPLE,
-            **dict.fromkeys(("wal_dsn", "storage_url", "catalog_url", "lineage_url", "run_state"), ""),
-        )
+        defaults = {
+            name: field.get_default(call_default_factory=True)
+            for name, field in Settings.model_fields.items()
+            if name not in OF_THE_DEPLOYMENT
+        }
+        temporary = {"home": root / "home", "object_root": root / "objects", "feed": FeedKind.SAMPLE}
+        settings = Settings.load(**{**defaults, **temporary})
         pipeline = Pipeline.open(settings)
         try:
             pipeline.registry = registry

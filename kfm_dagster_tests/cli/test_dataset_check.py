@@ -73,8 +73,17 @@ SUSPECT = {
 
 
 def test_a_sound_sample_prints_its_item_and_writes_no_file(
-    call: Call, home: Path, contract: Callable[[Change], Path], sample: Path
+    call: Call,
+    home: Path,
+    tmp_path: Path,
+    contract: Callable[[Change], Path],
+    sample: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    of_the_deployment = tmp_path / "of the deployment"
+    for name in ("BACKUP", "CATALOG", "LINEAGE", "STORAGE", "VIRTUAL"):
+        monkeypatch.setenv(f"KFM_{name}_URL", str(of_the_deployment / name))
+    monkeypatch.setenv("KFM_STAC_API_DSN", "postgresql://nobody@127.0.0.1:1/none")
     answer = call("dataset", "check", str(contract(same)), "--sample", str(sample), "--json")
     assert answer.code == ExitCode.DONE
     [report] = answer.rows
@@ -83,6 +92,7 @@ def test_a_sound_sample_prints_its_item_and_writes_no_file(
     assert checked["item"]["id"].startswith("hrrr.20250402.")
     assert checked["uri"].endswith(sample.name)
     assert not home.exists()
+    assert not of_the_deployment.exists()
     assert not [line for line in checked["suspect"] if line.startswith("stac.summaries")]
     assert "stac.item_id" not in str(checked["suspect"])
     for change, suspect in SUSPECT.items():
