@@ -123,8 +123,8 @@ class RecordedSpan:
         }
 
     def replayed(self) -> list[Line]:
-        """Return the lines of replayed stages."""
-        return [line for line in self.lines if line["kind"] == AuditKind.REPLAY]
+        """Return the lines of replayed runs' stages; `replays` has the replays of selections."""
+        return [line for line in self.lines if line["kind"] == AuditKind.REPLAY and "replay_of" in line["details"]]
 
 
 def settled(lines: Iterable[Line]) -> Iterator[Line]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
@@ -95,6 +97,9 @@ def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_tha
     assert (entry.actor, entry.details["dagster_run_id"]) == (DAGSTER_UI, started.dagster_run.run_id)
     history = own_tx(face.pipeline.ledger).history(record.wal_id)
     assert [move.actor for move in history if move.reason == "incident"] == [DAGSTER_UI]
+    # The run's audit line about the replay that it serves is not another replay.
+    report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
+    assert (report["replays"], report["kpis"]["replay_count"]) == ({"count": 1, "stages": 0}, 1)
 
 
 @pytest.mark.clause("SEC-10")
