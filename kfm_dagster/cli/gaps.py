@@ -21,7 +21,7 @@ CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
-"""Maximum number of rows, because the command has no pages; further gaps are left out."""
+"""Maximum number of rows, because the command has no pages; a line on stderr says if gaps were left out."""
 
 
 @click.command()
@@ -59,6 +59,8 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
         followed = {feed.dataset for feed in pipeline.gaps.feeds()}
         retired = [other for other in pipeline.registry if other.metadata.retired and other.id in {dataset, *followed}]
     show_rows(page.rows, (*GAPS.columns, *(CLOSING if row_filter.closed else ())), as_json=as_json)
+    if page.after is not None:
+        click.echo(f"only the first {MOST_GAPS:,} gaps are shown; give a dataset or fewer days", err=True)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(NOTHING_EXPECTED, err=True)
     for contract in retired:

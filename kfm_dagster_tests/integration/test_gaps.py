@@ -109,6 +109,10 @@ def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missin
         "dataset": DATASET, "product": "volumes", "hour": f"{DAY}T05:00:00.000000Z", "kind": "hole", "expected": 1,
         "seen": 0, "closed_at": None,
     }  # fmt: skip
+    with monkeypatch.context() as patched:
+        for most, cut in ((1, ""), (0, "only the first 0 gaps are shown; give a dataset or fewer days\n")):
+            patched.setattr(gaps_command, "MOST_GAPS", most)
+            assert call("gaps", "--json").err == cut
     bars, description = drawn(picture.read_text())
     assert (bars, description) == (
         1, f"{DATASET}: 1 of 11 hours are short, the worst has 0%, the first is {DAY} 05 UTC",
