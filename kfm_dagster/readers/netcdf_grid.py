@@ -108,8 +108,8 @@ def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) 
     if len(stated) == len(names):
         start, end = stated
         if valid and not start <= valid[0] <= valid[1] <= end:
-            text = f"the file covers {rfc3339(start)} to {rfc3339(end)}, but its times begin at {rfc3339(valid[0])}"
-            findings.append((MetadataIssue.TIME_MISMATCH, text))
+            covered, times = (f"{rfc3339(first)} to {rfc3339(last)}" for first, last in (stated, valid))
+            findings.append((MetadataIssue.TIME_MISMATCH, f"the file covers {covered}, but its times are {times}"))
     elif valid:
         start, end = valid
     else:

@@ -1,4 +1,4 @@
-"""A stage's output: the envelopes of a batch, its record in run-state, and the cause of a skip.
+"""A stage's output: the batch's envelopes, its run-state record, and the cause of a skip.
 
 Belongs here: the value. Does not belong here: its production (`run_contract.py`), or its stored form
 (`envelope_table.py`).

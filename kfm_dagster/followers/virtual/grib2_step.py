@@ -200,8 +200,6 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
 
 def _places(grid: Grid) -> dict[str, bytes]:
     """Return the centres of rows and columns, in the order of the message (the codec keeps it)."""
-    if grid.transform is None:  # refused by `_unsound`
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform
     rows, columns = grid.shape
     y = north + height * (np.arange(rows) + 0.5)
