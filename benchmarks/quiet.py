@@ -33,8 +33,8 @@ from kfm_dagster.exports.validation import figure
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings, environment
 
-WARM_SECONDS = 65
-"""Time for two ticks of every sensor (the slowest ticks every 30 seconds), and for the work done once per process."""
+WARM_SECONDS = 150
+"""Time until all sensors have long ticks (six ticks at 15 seconds), and for the work done once per process."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ Does not belong here: the server's start (`deployment/local.py`); whether a run'
 
 from __future__ import annotations
 
+import signal
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import FrameType
 from typing import Any
 
 import click
@@ -22,6 +24,7 @@ from dagster._grpc.server import DagsterApiServer
 
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
+from kfm_dagster.defs.long_ticks import ALLOWED
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """Name of a module that reads the code's fingerprint at import; only the process that forks runs imports it."""
@@ -69,10 +72,18 @@ def main(*, module: str, host: str, port: int) -> None:
     ours = [run_processes.__name__, CODE_VERSION, module]
     forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, "kfm_dagster.fork_template"])
     collect_rarely()
+    # Dagster uses the handler of SIGINT for SIGTERM, too, and then waits for the ticks under way.
+    signal.signal(signal.SIGINT, _stop)
+    ALLOWED.set()
     # Started now, so that this process and the forking process import at the same time.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
     api.api_cli.main(["grpc", "-m", module, "-h", host, "-p", str(port)], prog_name="dagster api")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    ALLOWED.clear()
+    signal.default_int_handler(number, frame)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
@@ -17,6 +18,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.chain import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, asset_key, asset_keys, dataset_tags, op_name
 from kfm_dagster.defs.failing import one_line
 from kfm_dagster.defs.jobs import EVIDENCE_JOB, INGEST_JOB, PATH_JOB
+from kfm_dagster.defs.long_ticks import look_for_work
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_run, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
@@ -30,6 +32,7 @@ from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS, LONG_POLL_SECONDS
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, ListingRequest
 from kfm_dagster.recovery.intents import IntentRecovery
@@ -74,7 +77,16 @@ def ingest_sensors(
     def nodd_messages(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, state = pipeline.get(), pipeline.state()
         state.ensure_ready(opened.settings, opened.database)
-        report = take_in(opened, state)
+
+        began = time.monotonic()
+
+        def look(wait_seconds: float) -> tuple[IntakeReport, bool]:
+            wait = min(int(wait_seconds), LONG_POLL_SECONDS) or FIRST_WAIT_SECONDS
+            budget = max(1.0, opened.settings.tick_budget_seconds - (time.monotonic() - began))
+            report = take_in(opened, state, wait_seconds=wait, budget_seconds=budget)
+            return report, bool(report.received or report.off or report.full)
+
+        report = look_for_work(state.idle, context.sensor_name, look, interval_seconds=interval_seconds)
         planned: list[PlannedRun] = []
         if report.work:
             planned = _plan(context, opened, state.requested, partial(_announced, report), days=days, off=report.policy)
@@ -101,26 +113,31 @@ def ingest_sensors(
         # Checked first, so that an unwritable store costs no unit an attempt.
         state.ensure_ready(opened.settings, opened.database)
         info, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
-        dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
-        maintain(opened, state, dead=dead, warn=warn)
-        dead.forget_ended()
-        ReplayEngine(pipeline=opened).advance_all(report=info)
-        IntentRecovery(pipeline=opened).advance(state.intents, report=info)
-        cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
-        def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-            # The other sensor may still request runs for units that have appeared since the last tick.
-            seen_before = set(json.loads(context.cursor or "[]"))
-            context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
-            return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
+        def look(wait_seconds: float) -> tuple[dg.SensorResult, bool]:
+            time.sleep(wait_seconds)
+            dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
+            maintain(opened, state, dead=dead, warn=warn)
+            dead.forget_ended()
+            ReplayEngine(pipeline=opened).advance_all(report=info)
+            IntentRecovery(pipeline=opened).advance(state.intents, report=info)
+            cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
-        off = KillSwitchPolicy.now(ledger.switches)
-        requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, off=off)]
-        requests += evidence_runs(QuarantineCases(opened.database, clock=opened.clock), at=opened.clock())
-        if not requests:
+            def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
+                # The other sensor may still request runs for units that have appeared since the last look.
+                seen_before = set(json.loads(context.cursor or "[]"))
+                context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
+                return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
+
+            off = KillSwitchPolicy.now(ledger.switches)
+            requests = [planned_run(run) for run in _plan(context, opened, state.requested, ready, days=days, off=off)]
+            requests += evidence_runs(QuarantineCases(opened.database, clock=opened.clock), at=opened.clock())
+            if requests:
+                return dg.SensorResult(run_requests=requests), True
             why = _reason_without_requests(ledger, off, days, today=opened.clock().date())
-            return dg.SensorResult(skip_reason=why)
-        return dg.SensorResult(run_requests=requests)
+            return dg.SensorResult(skip_reason=why), False
+
+        return look_for_work(state.idle, context.sensor_name, look, interval_seconds=interval_seconds)
 
     return [nodd_messages, nodd_ledger]
 
@@ -221,6 +238,7 @@ def _reason_without_requests(
 INTERVALS = 3
 """`nodd_due` ticks once per 3 ticks of the other sensors, which suffices: a listing takes longer than these ticks, and
 alerts have windows of minutes."""
+NO_ALERT = "no alert fires"
 NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 
@@ -249,19 +267,25 @@ def due_sensor(
     )
     @one_line
     def nodd_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        opened = pipeline.get()
+        opened, state, every = pipeline.get(), pipeline.state(), INTERVALS * interval_seconds
         parts: dict[str, Callable[[], Due]] = {
-            "listing days": partial(_listings, context, opened, pipeline.state().requested, days),
+            "listing days": partial(_listings, context, opened, state.requested, days),
             "computing arrivals": partial(path_runs, opened, days),
             "evaluating alerts": partial(_alerts, context, opened),
         }
-        failures: list[str] = []
-        results = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
-        for failure in failures:
-            context.log.warning(failure)
-        if requests := [request for runs, _ in results for request in runs]:
-            return dg.SensorResult(run_requests=requests)
-        return dg.SensorResult(skip_reason="; ".join([*(reason for _, reason in results), *failures]))
+
+        def look(wait_seconds: float) -> tuple[dg.SensorResult, bool]:
+            time.sleep(wait_seconds)
+            failures: list[str] = []
+            results = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
+            for failure in failures:
+                context.log.warning(failure)
+            if requests := [request for runs, _ in results for request in runs]:
+                return dg.SensorResult(run_requests=requests), True
+            reasons = [reason for _, reason in results]
+            return dg.SensorResult(skip_reason="; ".join([*reasons, *failures])), NO_ALERT not in reasons
+
+        return look_for_work(state.idle, context.sensor_name, look, interval_seconds=every)
 
     return nodd_due
 
@@ -295,7 +319,7 @@ def _alerts(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> Due:
 
 def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[str]) -> str:
     if not alerts:
-        return "no alert fires"
+        return NO_ALERT
     named = [f"{alert.alert_id} [{alert.level}] {alert.rule}: {alert.subject} ({alert.state})" for alert in alerts]
     more = [f"and {len(alerts) - NAMED} more"] if len(alerts) > NAMED else []
     waiting = sum(alert.undelivered for alert in alerts)

@@ -111,7 +111,8 @@ def take_in(
     if not messages:
         return IntakeReport(deleted=deleted, policy=off)
     try:
-        report = record(pipeline, messages, off)
+        # Read again, because a switch may have been engaged while the request waited.
+        report = record(pipeline, messages, KillSwitchPolicy.now(pipeline.ledger.switches))
     except StoreAccessError:
         # The messages stay on the queue, and the next tick receives only after a successful preflight.
         state.ready = False

@@ -51,6 +51,8 @@ class ProcessState:
 
     requested: RequestedRuns = field(default_factory=RequestedRuns)
     """The runs that the sensors' last ticks requested."""
+    idle: Counter[str] = field(default_factory=Counter)
+    """By sensor: the ticks since the last tick with work."""
     intents: set[int] = field(default_factory=set)
     """Failed intents that were examined already (`recovery/intents.py`)."""
     unleased: dict[str, datetime] = field(default_factory=dict)

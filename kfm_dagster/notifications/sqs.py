@@ -36,6 +36,9 @@ LOOK_MARGIN_SECONDS = 30
 FIRST_WAIT_SECONDS = 1
 """Wait of a call's first request; with any wait, SQS queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
+LONG_POLL_SECONDS = 5
+"""Wait of an idle worker's or sensor's requests, which cost almost no CPU: below the client's read timeout (10 s)."""
+
 MAX_VISIBILITY_SECONDS = 39_600
 """11 hours: SQS allows 12 hours since the receive (API: ChangeMessageVisibility); one hour is left to a run."""
 

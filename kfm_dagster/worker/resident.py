@@ -27,6 +27,7 @@ from kfm_dagster.ingest.maintenance import maintain
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
+from kfm_dagster.notifications.sqs import LONG_POLL_SECONDS
 from kfm_dagster.redaction import error_text, is_own
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import StageBatch
@@ -92,9 +93,6 @@ def _is_free(file: Path) -> bool:
     return False
 
 
-LONG_POLL_SECONDS = 5
-"""Time that a request waits for a message: shorter than the client's read timeout (10 s), and at most LOOK_SECONDS. The
-requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -103,6 +104,20 @@ def test_units_of_a_switched_off_dataset_wait_while_other_datasets_continue(
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
     assert set(queue.deleted) == {message.receipt_handle for message in batch}
     assert {record.attempts for record in traces.records(face.pipeline).values()} == {1}
+
+
+@pytest.mark.clause("WAL-10")
+def test_a_switch_engaged_while_a_request_waits_at_the_queue_stops_the_messages_of_the_request(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def receive(*arguments: Any, **options: Any) -> list[SqsMessage]:
+        face.pipeline.ledger.switches.engage("goes-abi", WHY)
+        return FakeQueue.receive(queue, *arguments, **options)
+
+    queue.waiting = list(batch)
+    monkeypatch.setattr(queue, "receive", receive)
+    assert work(face, "nodd_messages") == [{"nexrad-l2"}]
+    assert [receipt for receipt, _ in queue.visibility] == [message.receipt_handle for message in batch[:2]]
 
 
 @pytest.mark.clause("WAL-10")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +14,9 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs import long_ticks, sensors
 from kfm_dagster.defs.chain import LANE_TAG, asset_keys
+from kfm_dagster.defs.long_ticks import IDLE_TICKS
 from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
@@ -32,6 +35,7 @@ from kfm_dagster_tests.integration.chain import (
     CrashError,
     Failpoint,
     FakeQueue,
+    StoredObject,
     announce,
     deliver,
     enqueue,
@@ -307,3 +311,42 @@ def test_the_next_run_of_a_day_is_requested_once_the_active_run_has_settled(face
     deliver(face.pipeline, third)
     face.tick("nodd_ledger")
     assert [request.partition_key for request in face.tick("nodd_ledger").run_requests] == [PARTITION]
+
+
+@pytest.mark.clause("DAG-03")
+def test_a_tick_of_an_idle_deployment_looks_for_work_until_there_is_some(
+    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    arriving: list[StoredObject] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if seconds and arriving:
+            deliver(face.pipeline, *arriving)
+
+    def looks(sensor: str) -> int:
+        waits.clear()
+        queue.receives = 0
+        face.tick(sensor)
+        return queue.receives if sensor == "nodd_messages" else len(waits)
+
+    monkeypatch.setattr(sensors.time, "sleep", sleep)
+    every = ("nodd_messages", "nodd_ledger", "nodd_due")
+    # Dagster's own code server cannot end a long tick early, so its ticks stay short.
+    assert [looks(sensor) for sensor in every * (IDLE_TICKS + 1)] == [1] * 3 * (IDLE_TICKS + 1)
+    allowed = Event()
+    allowed.set()
+    monkeypatch.setattr(long_ticks, "ALLOWED", allowed)
+    assert [looks(sensor) for sensor in every] == [8, 8, 2]
+
+    # Units appear in the first wait; the look after the second wait requests their run.
+    arriving += [good(*sample) for sample in nexrad_level2_samples(NEXT_DAY + timedelta(days=1), 1)]
+    waits.clear()
+    assert (len(face.tick("nodd_ledger").run_requests), waits) == (1, [0, 5, 5])
+
+    arrivals = iter([[], [], batch])
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "receive", lambda *_, **__: list(next(arrivals)))
+        assert len(face.tick("nodd_messages").run_requests) == 2
+    assert [looks("nodd_messages") for _ in range(IDLE_TICKS + 1)] == [*[1] * IDLE_TICKS, 8]

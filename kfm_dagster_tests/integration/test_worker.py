@@ -30,8 +30,9 @@ from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.notifications.sqs import LONG_POLL_SECONDS
 from kfm_dagster.worker import resident
-from kfm_dagster.worker.resident import LONG_POLL_SECONDS, LOOK_SECONDS, RunLocks, WorkedBatch, Worker
+from kfm_dagster.worker.resident import LOOK_SECONDS, RunLocks, WorkedBatch, Worker
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

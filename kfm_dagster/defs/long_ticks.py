@@ -1,0 +1,41 @@
+"""Long ticks: an idle deployment's sensor looks for work several times in one tick.
+
+Dagster's part of a tick takes some 60 ms of CPU, and a look at an empty queue or an idle ledger a few. So a long tick
+looks as often as several ticks, and costs as much as one. Does not belong here: what a look does (`sensors.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+IDLE_TICKS = 6
+"""Ticks of a sensor, one after the other without work, until its ticks are long: half a minute by default."""
+TICK_SECONDS = 40.0
+"""Longest time until a long tick's last look begins; Dagster ends a tick after 60 s."""
+ALLOWED = Event()
+"""Set while a code server runs that can end long ticks early (`code_server.py`); cleared when it is told to end."""
+
+_Result = TypeVar("_Result")
+
+
+def look_for_work(
+    idle: Counter[str], sensor: str, look: Callable[[float], tuple[_Result, bool]], *, interval_seconds: float
+) -> _Result:
+    """Look once, or, after IDLE_TICKS idle ticks, until there is work or TICK_SECONDS end.
+
+    `look` gets the seconds to wait for work, and returns a result and whether there is work. `idle` counts, by sensor,
+    the ticks since the last tick with work. Returns the result of the last look.
+    """
+    end = time.monotonic() + TICK_SECONDS
+    looks = int(TICK_SECONDS // interval_seconds) if idle[sensor] >= IDLE_TICKS else 1
+    result, work = look(0)
+    for _ in range(looks - 1):
+        if work or not ALLOWED.is_set() or time.monotonic() + interval_seconds > end:
+            break
+        result, work = look(interval_seconds)
+    idle[sensor] = 0 if work else idle[sensor] + 1
+    return result
