@@ -1,4 +1,4 @@
-"""Bounds of the console: the time for a request's arrival, connections and answers at once.
+"""Bounds of the console: a request's time to arrive, connections, and concurrent answers.
 
 If a client sends half a header, uvicorn keeps the connection open for ever. uvicorn's own limit on concurrent requests
 counts such connections, too: once they reach the limit, all other clients are blocked. Does not belong here: answers

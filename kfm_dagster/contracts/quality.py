@@ -97,7 +97,7 @@ class Freshness(Strict):
 
 
 class ExpectedProduct(Strict):
-    """Product, given by stored groups of the keys, whose objects are due in some or all hours."""
+    """A product whose objects are due in some or all hours; `groups` selects the objects."""
 
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field(

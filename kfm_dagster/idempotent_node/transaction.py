@@ -212,7 +212,7 @@ class IdempotentNodes:
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
         """Map partitions to a stage's last output there, if it is not older than `since`.
 
-        A partition is omitted if stage `later` ran there after that output, or at time `before` or later.
+        A partition is omitted if the stage `later` has run there since that output, or since the time `before`.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:

@@ -104,7 +104,10 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must each accept an event; alternatives count as one transport."""
+    """Return the transports that must each accept an event.
+
+    A composite that stops at its first success (`continue_on_success` is false) counts as one transport.
+    """
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]

@@ -52,8 +52,8 @@ _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
 _PANEL_GATES = 10
-"""Range gates per panel of a beam's rule. The longest element, 0.18 of a panel, must not exceed two range gates, which
-is the distance that light travels in a sample."""
+"""Longest panel, in range gates, of the quadrature rule along a beam (`beam.quadrature`). A panel's longest element,
+0.18 of the panel, must not exceed two range gates: the distance that light travels in a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -149,7 +149,7 @@ def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the distinct elevations of a volume in degrees, ascending; empty when unknown.
 
     properties: those of a NEXRAD Item. The recorded cuts have priority, then the volume's own pattern (message 5), then
-    the pattern of its number. Impossible angles, as in a message 5 of noise, are left out.
+    the pattern of its number. Impossible angles are left out, such as those of a message 5 that contains only noise.
     """
     stated: Iterable[Any] = (
         properties.get("nexrad:elevations")

@@ -42,7 +42,7 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
         return describe(request, gunzipped(source, limit=MAX_UNPACKED_BYTES), take_inventory=followed)
 
     def unchecked(_window: HeaderWindow, _first: GribMessage, _lead: object, findings: Findings) -> Inventory:
-        text = f"{source.size} gzipped bytes; up to {MAX_PACKED_BYTES} are read to their end"
+        text = f"the end was not read: {source.size} gzipped bytes, the limit is {MAX_PACKED_BYTES}"
         findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
         return Inventory(messages=None)
 

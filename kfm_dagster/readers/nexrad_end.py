@@ -89,7 +89,7 @@ def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
 def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzipped: bool) -> VolumeEnd:
     """Read a gzipped volume of up to MAX_GZIP_BYTES to its end. Raises ReadError."""
     if source.size > MAX_GZIP_BYTES:
-        return VolumeEnd(unchecked=f"{source.size} gzipped bytes; up to {MAX_GZIP_BYTES} are read to their end")
+        return VolumeEnd(unchecked=f"the end was not read: {source.size} gzipped bytes, the limit is {MAX_GZIP_BYTES}")
     # First the cached block with the head, then larger blocks, which are not cached.
     rest = pieces(source, READ_BYTES, source.size, step=GZIP_READ_BYTES)
     stream = Unpacked(chain([stored.read(0, READ_BYTES)], rest), Gunzip(), step=2 * READ_BYTES, limit=MAX_VOLUME_BYTES)

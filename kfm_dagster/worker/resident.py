@@ -96,7 +96,8 @@ def _is_free(file: Path) -> bool:
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units of a batch are at most this number times KFM_READ_CONCURRENCY: some seconds of work. Others get the rest."""
+"""Units of a batch are at most this number times KFM_READ_CONCURRENCY: some seconds of work. The
+other units are left to other workers and to this worker's next runs."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
@@ -212,7 +213,7 @@ class Worker:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if report.off or report.full:
-            # Without a request, which would have waited for messages, the next round would begin at once.
+            # No request has waited for messages, so without this rest the next round would begin at once.
             self._rest(LONG_POLL_SECONDS)
         return idle
 

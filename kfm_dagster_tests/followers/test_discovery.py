@@ -128,7 +128,7 @@ def test_only_the_follower_that_cannot_be_loaded_is_left_out(
 def test_a_source_that_fails_later_is_left_out_and_dependent_followers_come_last(
     load_sources: LoadSources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The source lacks the method `followers`.
+    # The source can be loaded, but its method `followers` raises.
     installed(tmp_path, monkeypatch, "broken", SOURCE + "pass")
     target = "sqs: 'https://sqs.example.org/1/q'"
     sources, followers = load_sources(configs_dir=subscribed(tmp_path / "configs", target, ", after: [geoparquet]"))

@@ -86,7 +86,7 @@ def test_each_row_refers_to_the_path_along_which_it_was_integrated(pipeline: Pip
         assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
         assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
         assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
-        # A sample lasts as long as light needs for a gate of 250 m and back: 500 m, which no element exceeds.
+        # In a sample, light crosses a gate of 250 m and returns: 500 m in a vacuum, less in air. No element is longer.
         assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
         assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
         assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)
@@ -132,7 +132,9 @@ def test_the_dimensional_report_has_path_quantities_beside_those_of_the_metadata
 
 
 @pytest.mark.clause("IEN-07")
-def test_only_changed_metadata_are_computed_again(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_arrivals_are_computed_again_only_after_a_change_of_the_days_metadata(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
     first = compute(pipeline)
     assert compute(pipeline).skipped is SkipCause.ALREADY_SUCCEEDED
     repeated = compute(pipeline, RUNS[1])

@@ -99,7 +99,7 @@ def test_rdf_has_the_unit_s_types_times_and_facts(contract: DatasetContract) -> 
     assert {subject_and_name: str(rdf.value(*subject_and_name)) for subject_and_name in facts} == facts
 
 
-def test_a_listed_unit_has_no_message(contract: DatasetContract) -> None:
+def test_a_document_links_the_message_and_the_notification_only_if_the_unit_has_them(contract: DatasetContract) -> None:
     for raw in [RawReference(), RawReference(sqs_message_id="m"), RawReference(sns_message_id="n")]:
         unit = LineageUnit.of(registered(raw=raw))
         triples = relations(document([unit], contract))
@@ -121,7 +121,7 @@ def test_a_message_of_two_objects_derives_from_its_notification_once(contract: D
 
 
 @pytest.mark.clause("OPR-12", "RPL-05", "BEY-01")
-def test_a_document_with_a_repair_and_a_late_unit_has_their_facts_and_is_complete_in_prov_json(
+def test_a_replayed_and_a_superseded_unit_keep_their_facts_and_prov_json_keeps_every_relation(
     contract: DatasetContract,
 ) -> None:
     batch = [
@@ -151,7 +151,7 @@ def test_a_document_with_a_repair_and_a_late_unit_has_their_facts_and_is_complet
         for name, (subject, target) in ends.items()
         for relation in converted[name].values()
     }
-    # The package stores a revision as an attribute.
+    # `prov` turns wasRevisionOf into an attribute of the entity, not into a relation.
     assert related == {edge for edge in relations(batch_document) if edge[1] in ends}
     assert converted["entity"][batch[3].item_id]["prov:wasRevisionOf"]["$"] == batch[0].item_id
     replay = {"kfm:replay_run_id": "replay-1", "kfm:replayReason": "incident", "kfm:revision": "replay-1"}
@@ -233,7 +233,7 @@ def test_events_of_an_invalidation_are_valid_by_the_official_schemas(
     lineage: Lineage, root: Path, contract: DatasetContract, official: dict[str, Any]
 ) -> None:
     lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
-    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1: 3 units without a unit")
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1: 3 quantities without a unit of measurement")
     lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
     own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     others = [event for event in events(root) if event["eventType"] == "OTHER"]

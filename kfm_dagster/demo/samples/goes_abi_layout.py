@@ -92,7 +92,8 @@ def write(
 ) -> None:
     """Fill a new file of a `kind` (Rad, CMIP or MCMIP) and a `region` (key of SCENES).
 
-    `texts` are an object's attributes. If `drawn`, an image has values. Raises ValueError for a satellite without ABI.
+    `texts` are the global attributes that differ between files. If `drawn`, an image has values. Raises ValueError for
+    a satellite without ABI.
     """
     platform = satellite_of(satellite)
     scene = (_WESTERN_SCENES if platform.orbital_slot == "GOES-West" else SCENES)[region]

@@ -57,10 +57,10 @@ def drain(
 ) -> DeadLetterWork:
     """Drain the selected letters in batches; after each batch, call `report` and pause.
 
-    Stops when a drained unit gives another result than an earlier success, when `stop_after` units have failed again
-    with the error that they had before this or an earlier drain (None: no such stop), or when the limit of units in
-    flight is reached. Raises RefusedError if the queue cannot be drained or the ledger's account does not balance, and
-    UnattributedDecisionError in prod without a change reference. After a QueueUnavailableError or
+    Stops when a drained unit gives another result than an earlier success, when `stop_after` units with one error code
+    have failed again with the code that they had when a drain last requeued them (None: no such stop), or when the
+    limit of units in flight is reached. Raises RefusedError if the queue cannot be drained or the ledger's account does
+    not balance, and UnattributedDecisionError in prod without a change reference. After a QueueUnavailableError or
     DatabaseUnavailableError, the next drain continues.
     """
     work = DeadLetterWork(
@@ -196,7 +196,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine units that have no attempt left (WSM-12); messages of other failed units stay."""
+    """Quarantine units that have no attempt left (WSM-12); others stay failed."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

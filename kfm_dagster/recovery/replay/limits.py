@@ -174,7 +174,8 @@ class Request:
 RATES = ("records_per_second", "batches_per_minute")
 """Limits that the options of a replay can lower."""
 REMEMBERED = timedelta(hours=1)
-"""Older batches do not count for the pace. The slowest batch, 1,000 records at 0.5 a second, takes 33 minutes."""
+"""Older batches do not count for the pace. The slowest batch, 1,000 records, takes 33 minutes: the lowest rate of a
+selection is 1 record a second, and `SLOW_DOWN_AT` halves it."""
 
 
 @unique

@@ -145,7 +145,7 @@ def outgoing(contracts: ContractRegistry, number: int) -> list[OutgoingEvent]:
 
 
 def failing(*codes: tuple[str, bool]) -> dict[str, Any]:
-    """Return an answer: first entry accepted, one failure per code, last entry missing."""
+    """Return an answer: first entry accepted, then one failure per code, no further entries."""
     failed = [{"Id": str(n), "Code": code, "SenderFault": fault} for n, (code, fault) in enumerate(codes, 1)]
     return {"Successful": [{"Id": "0", "MessageId": "m"}], "Failed": failed}
 
