@@ -1,7 +1,7 @@
 """Acknowledgement: delete messages of terminal units, hide messages of retrying units.
 
-Belongs here: work that needs both ledger and queues, and the count of the remaining work until a queue is drained. Does
-not belong here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
+Belongs here: work that needs both ledger and queues, and the count of the work that is left in both. Does not belong
+here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Due = TypeVar("Due", bound=DueMessage)
 class Acknowledger:
     """Deletes and hides messages on the queue that delivered them last.
 
-    That is the primary queue or, for messages that were last received from the dead-letter queue, this queue. A queue
-    is connected only when one of its messages is due, because a backfill needs no queue.
+    The queue is the primary queue or the dead-letter queue. Each of them is connected only when one of its messages is
+    due, so that a backfill, whose units have no messages, needs neither.
     """
 
     deliveries: Deliveries

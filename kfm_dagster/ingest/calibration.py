@@ -22,18 +22,18 @@ from kfm_dagster.telemetry.clock.sources import measure
 FRESH = timedelta(minutes=5)
 """A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
 KEPT = timedelta(minutes=1)
-"""Readings are kept in memory for this time. Otherwise each stage would wait for a server that gives no time."""
+"""Readings are kept in memory for this time. Otherwise, if the time server does not answer, each stage would ask it."""
 
 
 @dataclass(kw_only=True)
 class Calibration:
-    """Measures the clock, and decides by the card's rule."""
+    """Measures the clock, and decides by the card's rule whether stages may write."""
 
     rule: ClockRule
     database: Database
     clock: Callable[[], datetime]
     _kept: dict[str, tuple[datetime, tuple[ClockReading, ...]]] = field(default_factory=dict, init=False)
-    """By contract, because each has its own server: the time when the log was read, and its readings."""
+    """By contract, because each has its own time server: the time when the log was read, and the log's readings."""
 
     def __post_init__(self) -> None:
         self._log = ClockLog(self.database)

@@ -80,7 +80,7 @@ def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[fl
 
 
 def read_configuration(settings: Settings) -> Configuration:
-    """Read all files that settings name, and refuse unknown stages; create nothing.
+    """Read all files that settings name, and refuse a card with unknown stages; create nothing.
 
     Commands that start servers, daemons or workers call this function first, so that a wrong file is reported once
     and not by every process. Raises ContractError, CardError or ConfigurationError.
@@ -198,7 +198,7 @@ def _revoke_remaining_outputs(node: ChainNode) -> None:
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
     """Lock a stage and return its failed attempt. Raises _TakenOverError if it has none.
 
-    The caller must have locked the claims before, because a committing stage also locks claims first.
+    The caller must have locked the claims before. A committing stage also locks claims first, so no deadlock occurs.
     """
     lock_node(node.name, tx=tx)
     failed = _failed(node, tx)
@@ -238,9 +238,9 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
 def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
-    """Release a run's claims; quarantine units at fault if `human_review` has the error's class.
+    """Release a run's claims; quarantine the units at fault if a person must see the error.
 
-    Raises ClaimsLostError if the run has lost a claim.
+    The card's `human_review` has the classes of such errors. Raises ClaimsLostError if the run has lost a claim.
     """
     why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {error_text(because)}"
     units = {unit.wal_id for unit in claimed}

@@ -42,7 +42,10 @@ class Configuration:
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse a first day before all data; a wrong year may exceed Dagster's 100,000 partitions."""
+    """Refuse a first day before the first day of all datasets.
+
+    A wrong year may give more partitions than Dagster's maximum, 100,000.
+    """
     if settings.first_day is not None and settings.first_day < registry.first_day:
         raise ConfigurationError(
             "environment variable KFM_FIRST_DAY is wrong",

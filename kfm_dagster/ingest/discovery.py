@@ -145,7 +145,7 @@ class MessageParse(ChainNode):
     def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is not Source.LISTING:
             return [ManifestEntry(uri=_in_ledger(self))]
-        # A listing of a switched-off dataset fails visibly. A run without a listing needs no check: it claims nothing.
+        # A listing of a switched-off dataset fails visibly. A run without a listing is not checked: its claim is empty.
         refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.account is not None:
             return [ManifestEntry(uri=uri) for uri in self._prefixes()]

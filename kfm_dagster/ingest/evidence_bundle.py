@@ -218,7 +218,7 @@ def _announced(body: str) -> tuple[Any, dict[str, Any], dict[tuple[str, str | No
 
 
 def _failed_operator(record: NoddWalRecord) -> str | None:
-    """Return the operator that failed the unit; None without one (a lost worker, a person)."""
+    """Return the operator that failed the unit; None if a lost worker or a person is the cause."""
     if record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL:
         # Governance refuses metadata after metadata-extract has read them without an error.
         return _OPERATORS["metadata_status"]

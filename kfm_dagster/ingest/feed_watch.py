@@ -35,9 +35,9 @@ from kfm_dagster.stages.gates.subject import PartitionFacts, partition_facts
 from kfm_dagster.storage.database import Transaction
 
 DAYS_BACK = 8
-"""Number of past days whose unchecked hours are checked, and whose open holes are checked again."""
+"""Number of past days whose unchecked hours are checked, and whose open holes (`GapKind`) are checked again."""
 NO_FEED = timedelta(minutes=5)
-"""Pause between checks of a deployment that follows no product."""
+"""Longest pause between checks for silences and drops, also if the deployment follows no product."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class FeedWatch:
     def watch(self, due: datetime | None = None) -> datetime | None:
         """Check for silences and drops from `due` on (None: at once); return when to check next.
 
-        If no product is followed, the next check is after NO_FEED.
+        The pause is the shortest cadence of a followed product, at least LEAST_CADENCE and at most NO_FEED.
         """
         now = self.clock()
         if self._sampled or (due is not None and now < due):

@@ -5,7 +5,7 @@ record for every unit in the same transaction as its delivery. So a crash loses 
 back-pressure can count the units. Does not belong here: planning runs (`ingest/plan.py`).
 
 While all datasets of the queue are switched off, the tick receives nothing. If only some are off, their units are
-recorded and wait, and the messages of these units are hidden for as long as SQS allows.
+recorded and wait, and the messages of these units are hidden until the switch expires, at most as long as SQS allows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class IntakeReport:
     `completions` counts units that read an object again with a late sidecar, `closings` counts units that read a
     volume's newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run.
     `full`: nothing was received, because too many live units are in flight; `off`: the switches that forbid receiving;
-    `policy`: all engaged kill switches. `unverified` counts messages that wait for a certificate, unrecorded.
+    `policy`: all engaged kill switches. `unverified` counts unrecorded messages, which wait for their sender's
+    certificate.
     """
 
     received: int = 0
@@ -111,7 +112,7 @@ def take_in(
     if not messages:
         return IntakeReport(deleted=deleted, policy=off)
     try:
-        # Read again, because a switch may have been engaged while the request waited.
+        # The switches are read again, because one may have been engaged while the request waited.
         report = record(pipeline, messages, KillSwitchPolicy.now(pipeline.ledger.switches))
     except StoreAccessError:
         # The messages stay on the queue, and the next tick receives only after a successful preflight.
@@ -197,7 +198,7 @@ def _visibility(
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:
-    """Return the receipts of messages whose visibility timeout must change, with its seconds.
+    """Return the receipts of messages that need a new visibility timeout, and its seconds.
 
     A message that only has rejections is visible again at once, so that the redrive policy soon moves it to the DLQ. A
     message of a switched-off dataset stays hidden, so that repeated receives do not move it to the DLQ.

@@ -32,11 +32,10 @@ def maintain(
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
 ) -> Collection[tuple[str, str]]:
-    """Release dead runs' claims, requeue, acknowledge, watch feeds, publish lineage, follow.
+    """Run the steps of housekeeping in order; return (dataset, partition) of due retries.
 
-    `dead` takes root run ids and returns the dead runs among them. Returns (dataset, partition) of due retries. A
-    failed step gives a warning, and the other steps still run (SEC-09). Raises the error of an unavailable database,
-    which every step needs.
+    `dead` takes root run ids and returns the dead runs among them. A failed step gives a warning, and the other steps
+    still run (SEC-09). Raises the error of an unavailable database, which every step needs.
     """
     due: dict[tuple[str, str], int] = {}
 

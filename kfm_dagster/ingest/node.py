@@ -75,7 +75,7 @@ class ChainNode(StageNode):
     required_gates: ClassVar[tuple[Gate, ...]] = ()
     """The gates that check the step's output; the other gates do not apply."""
     replayable: ClassVar[bool] = False
-    """Whether `results` depends on the input only, so that a replay can compare its results."""
+    """Whether `results` depends on the input only; a replay compares the results of such steps."""
 
     pipeline: Pipeline
     dataset: str
@@ -273,7 +273,7 @@ class Heartbeat:
 
     A run loses its claims when its lease expires, and messages are received again after their visibility timeout. The
     longest work takes longer than either, so a thread renews lease and timeouts until the work ends. `attempts` maps
-    the units of the work to the attempt of their claims; units without an attempt have no lease.
+    each unit of the work to the attempt that claimed it; if `attempts` is empty, no lease is renewed.
     """
 
     def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:

@@ -322,7 +322,7 @@ class Settle(ChainNode):
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Delete the messages whose units are all terminal, and bring the followers up to date."""
+        """Delete messages whose units are all terminal, record the day's gaps, run the followers."""
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:20])
             _LOG.error(
@@ -363,7 +363,7 @@ def rules_of(node: ChainNode) -> Rules:
 
 
 def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, str]:
-    """Return masking's parameter (hash of areas and secret), if areas or displacement apply."""
+    """Return the hash of areas and secret, if areas exist or the contract displaces locations."""
     areas, masking = load_areas(settings), contract.governance.masking
     displaced = masking is not None and masking.method == "donut"
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}

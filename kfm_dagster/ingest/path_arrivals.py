@@ -206,7 +206,7 @@ class PathArrivals(ChainNode):
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
-        # Always True, because the node claims no units, and a rerun must read the metadata that exist by then.
+        # The node claims no units. If this were False, a rerun would be skipped and would not read newer metadata.
         return True
 
     @cached_property

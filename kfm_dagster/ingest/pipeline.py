@@ -285,7 +285,7 @@ class Pipeline:
 
     @cached_property
     def acknowledger(self) -> Acknowledger:
-        """Deletes and postpones messages."""
+        """Deletes and hides messages."""
         return Acknowledger(
             deliveries=self.deliveries,
             primary=lambda: self.queue,

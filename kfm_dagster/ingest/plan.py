@@ -22,8 +22,8 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
-"""Runs of a partition and lane that may work at once, even for few units. If a single live run lasted longer than a
-tick, later units would wait for its end; a second run lowers the 95th percentile of their wait by a tick."""
+"""Runs of a partition and lane that may work at the same time, even for few units. Units that arrive during a single
+live run would wait for its end. A second live run lowers the 95th percentile of this wait by a tick."""
 WORTH_A_RUN = 100
 """Number of live units that get a further run instead of waiting for an active run's end. Their ingest takes a third
 of the CPU time of a run's start (benchmarks/latency.py)."""

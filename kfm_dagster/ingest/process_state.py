@@ -19,7 +19,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.read_ahead import ReadAhead
 
 FORGOTTEN_AFTER = timedelta(minutes=10)
-"""After this time a tick's requests are forgotten; otherwise units would wait for ever if the sensor is stopped."""
+"""Requested runs count for this time. Otherwise, if the sensor is stopped, units would wait for its runs for ever."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ProcessState:
     """Whether the roots are marked as roots of this deployment."""
 
     def ensure_ready(self, settings: Settings, database: Database) -> None:
-        """Check the stores until a preflight succeeds. Raises PreflightError and ForeignRootError.
+        """Check the stores, unless `ready`. Raises PreflightError and ForeignRootError.
 
         The queue is not checked, because receiving from a missing or forbidden queue gives an error anyway.
         """

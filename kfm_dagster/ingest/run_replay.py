@@ -275,7 +275,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Withdraw the original's Items.
+        """Withdraw the original's Items if the plan has `compensate_before_replay`.
 
         The claims are committed before the withdrawal, because files cannot be rolled back with a transaction: if the
         claims were lost and the Items withdrawn, no run would write the Items again. With the claims, the units' next

@@ -16,7 +16,7 @@ class Threads:
     """The threads of a process."""
 
     most: int
-    """Number of threads that read at once."""
+    """Number of threads that read at the same time."""
 
     def concurrently(self, work: Callable[[Argument], Result], batch: Iterable[Argument]) -> list[Result]:
         """Apply `work` to each element; return the results in the batch's order.
