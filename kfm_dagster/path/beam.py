@@ -105,14 +105,15 @@ def trace(
     """Trace the beams of an antenna, all at once, up to range_m along each.
 
     antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges where a panel must end, so that
-    integrals can be split there. Raises PathError for an invalid angle, height or range, and if a ray does not settle.
+    integrals can be split there. Raises PathError for an invalid angle, height or range, and if the iteration of a ray
+    does not converge.
     """
     angles = np.radians(_checked(elevations_deg, antenna_height_m=antenna_height_m, range_m=range_m, splits_m=splits_m))
     rule = quadrature(range_m, splits_m=splits_m, panel_m=panel_m)
     if geometry is Geometry.EFFECTIVE_EARTH:
         height, distance = _effective_earth(rule.ell, angles[:, None, None], antenna_height_m)
     else:
-        # A ray that diverges needs no warning: it does not settle, and is refused.
+        # NumPy need not warn of a ray that diverges, because `_ray_traced` raises PathError for it.
         with np.errstate(over="ignore", invalid="ignore"):
             height, distance = _ray_traced(rule, angles[:, None, None], antenna_height_m, profile)
     index = profile(height)

@@ -53,7 +53,7 @@ _STATED_MHZ = 1.0
 
 _PANEL_GATES = 10
 """Longest panel, in range gates, of the quadrature rule along a beam (`beam.quadrature`). A panel's longest element,
-0.18 of the panel, must not exceed two range gates: the distance that light travels in a sample."""
+0.18 of the panel, must not exceed two range gates, the distance that light travels from one sample to the next."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -148,8 +148,8 @@ class PathArrival:
 def elevations_of(properties: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the distinct elevations of a volume in degrees, ascending; empty when unknown.
 
-    properties: those of a NEXRAD Item. The recorded cuts have priority, then the volume's own pattern (message 5), then
-    the pattern of its number. Impossible angles are left out, such as those of a message 5 that contains only noise.
+    properties: of a NEXRAD Item. The recorded elevations have priority, then the volume's own pattern (message 5), then
+    the pattern of its number in PATTERNS. Impossible angles are left out, such as those of a message 5 with only noise.
     """
     stated: Iterable[Any] = (
         properties.get("nexrad:elevations")
@@ -188,7 +188,7 @@ def path_arrival(
 ) -> PathArrival:
     """Return the arrivals of a volume at the end of each of its beams. Raises PathError.
 
-    ts_start: begin of the volume; reference: a time from which it may differ by at most tau.
+    ts_start: begin of the volume, at most tau before or after the time `reference`.
     """
     time = align_time(ts_start=ts_start, reference=reference, tau=tau, f_s_hz=facts.f_s_hz)
     in_time = _in_time(facts, options)

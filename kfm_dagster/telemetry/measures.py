@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepVolume:
-    """Data through a step; None if not counted. A row is a unit or, for some nodes, a window."""
+    """Data through a step; None if not counted. In the steps of the chain, a row is a unit."""
 
     rows_in: int | None = None
     rows_out: int | None = None
@@ -22,7 +22,7 @@ class StepVolume:
     bytes_out: int | None = None
 
     def with_declared(self, payload: Mapping[str, Any]) -> StepVolume:
-        """Return the volume; uncounted `bytes_in` is the sum of the manifest's sizes, if all known."""
+        """Return the volume; uncounted `bytes_in` is the sum of the inputs' sizes, if all are known."""
         sizes = [entry.get("size") for entry in payload["inputs"]]
         if self.bytes_in is not None or not sizes or None in sizes:
             return self
@@ -42,7 +42,7 @@ class Spent:
 
 
 def inputs_of(row: Any) -> list[Mapping[str, Any]]:
-    """Return the inputs of an intent's row: the entries of its manifest, and its claimed units."""
+    """Return an intent's inputs by URI; the entry of the claimed units replaces an earlier one."""
     entries = [*row.payload["inputs"], *([row.claimed] if row.claimed else [])]
     return list({entry["uri"]: entry for entry in entries}.values())
 

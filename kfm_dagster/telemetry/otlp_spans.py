@@ -17,8 +17,8 @@ from kfm_dagster import __version__
 from kfm_dagster.telemetry.traces import root_ids, sample_by
 
 _QUEUE_SPANS = "65536"
-"""Limit of spans that wait for the exporter. A batch of 5,000 units ends 15,000 spans at once; the SDK's limit of 2,048
-would drop most of them."""
+"""Limit of spans that wait for the exporter. A batch of 5,000 units ends 15,000 spans within a short time;
+with the SDK's limit of 2,048, most of them would be dropped."""
 
 
 def service() -> Resource:

@@ -34,7 +34,7 @@ PATHS: Mapping[str, str] = {
     ProvenanceIssue.PROV_STORE_UNAVAILABLE: "prov",
     ProvenanceIssue.OPENLINEAGE_EMIT_FAILED: "openlineage",
 }
-"""The destination of lineage that an issue is about, the label `path`."""
+"""Value of the label `path` by issue: the destination that did not accept the lineage."""
 SUM = "sum"
 """Label of the sum of a histogram's observations."""
 _SUBJECTS = frozenset({"dataset", "dataset_id"})
@@ -163,7 +163,7 @@ class Totals:
         self._amounts[total, subject, label] += amount
 
     def observe(self, total: Total, seconds: float, *, subject: str) -> None:
-        """Add an observation of a histogram; a negative time, by another machine's clock, is 0."""
+        """Add a histogram's observation. A negative time, as of two machines' clocks, counts as 0."""
         seconds, bounds = max(seconds, 0.0), total.bounds
         place = bisect_left(bounds, seconds)
         self.add(total, subject, bound_label(bounds[place] if place < len(bounds) else math.inf))
@@ -193,7 +193,7 @@ def bound_label(bound: float) -> str:
 
 
 def kept_totals(tx: Transaction) -> dict[tuple[Total, str, str], float]:
-    """Return every total that is not 0 by subject and label, since the database's first day.
+    """Return the totals above 0 since the database's first day, by metric, subject and label.
 
     A total whose name only another release knows is left out.
     """

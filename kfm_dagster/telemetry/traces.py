@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MILLISECONDS = 5_000
-"""Timeout of the flush at the end of a batch, outside any lock; spans not sent by then stay in the queue."""
+"""Timeout of the flush at the end of a batch; spans not sent by then stay in the queue. The flush holds no lock."""
 ROOT = "ingest"
 RECEIVE = "sqs_receive"
 
@@ -106,7 +106,7 @@ def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
 def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str) -> Callable[[Envelope], Envelope]:
     """Return the work on a unit with a span around it; unchanged without tracing.
 
-    A unit that has left the chain has no span. `dataset` is the public name.
+    A unit that failed in an earlier step gets no span. `dataset` is the public name.
     """
     if not is_tracing():
         return work
@@ -251,7 +251,7 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
 
 
 def _mark(opened: Span, unit: Envelope) -> None:
-    """Mark a span with the unit's issues and outputs; not for a unit that had failed before."""
+    """Mark a span with the issues and outputs of a unit that had not failed in an earlier step."""
     if (failure := unit.failure) is not None:
         mark_error(opened, failure.code)
     for issue in unit.issues:

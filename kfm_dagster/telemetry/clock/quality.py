@@ -26,7 +26,7 @@ RESOLUTION_SECONDS = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stability:
-    """Allan deviation (dimensionless) at an averaging time; None without readings so far apart."""
+    """Allan deviation (dimensionless) at an averaging time; None if no readings are tau apart."""
 
     tau_seconds: float
     sigma_y: float | None
@@ -76,8 +76,8 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
     (IEEE Std 1139). Pairs overlap, because one begins at every reading: with evenly spaced data, this is eq. 11 of
-    Riley, NIST SP 1065 (2008). Each mean uses its own dt, so that irregular times add nothing and a constant frequency
-    offset still cancels; a gap only reduces the number of terms.
+    Riley, NIST SP 1065 (2008). Each mean uses its own dt, so that a constant frequency offset cancels even if the
+    times are irregular; a gap only reduces the number of terms.
     """
     at, first = np.unique(at, return_index=True)
     error = error[first]
@@ -100,7 +100,7 @@ def _nearest(
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the index of the reading nearest to each time, and whether it is near enough.
 
-    A time after the last reading never counts, even if it is near. Otherwise, evenly spaced data would give more terms
+    A time after the last reading is never near enough. Otherwise, evenly spaced data would give more terms
     than the published estimator has.
     """
     after = np.clip(np.searchsorted(at, times), 0, at.size - 1)

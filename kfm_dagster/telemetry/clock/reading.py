@@ -92,7 +92,7 @@ class ClockRule(Strict):
 
     tau_calib: Duration
     max_offset: Duration
-    """Largest error, including the uncertainty. An HTTP Date has an uncertainty of at least half a second."""
+    """Largest error, including the uncertainty. Below half a second, no HTTP Date calibrates the clock."""
     unlocked: Literal["reject", "restrict"]
 
 
