@@ -24,7 +24,7 @@ SAMPLE_DAY = date(2025, 4, 2)
 """A day when GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
 
 DATASETS = frozenset({"goes-abi", "hrrr", "nexrad-l2"})
-"""Datasets of the samples. The demo follows only these, unless it ingests objects of others."""
+"""Datasets of the samples. The demo follows only these, unless it ingests other objects or KFM_DATASETS is set."""
 MENDED = "samples-mended"
 """File in the data root; if it exists, the spoilt samples are stored whole."""
 FOLDERS = "samples-folders"
@@ -63,7 +63,7 @@ _NEXRAD = (
 )
 _MISSING = ("KTWX", 23.11)
 _HRRR = (
-    # hours to the run's time, lead, product, region
+    # hours from the first midnight to the run, lead, product, region
     (12, 0, "sfc", "conus"),
     (12, 1, "sfc", "conus"),
     (12, 18, "sfc", "conus"),

@@ -23,7 +23,8 @@ AUTHORITY_PATH = "/sns-authority.pem"
 NAME = "sns.amazonaws.com"
 """Subject of AWS's own certificate, except in regions with a certificate of their own."""
 VALID = timedelta(days=30)
-"""Validity before and after the start. No embedded cloud runs longer; signed messages may have times of other days."""
+"""Validity before and after the start; no embedded cloud runs longer. The certificate must be valid at the time of each
+message that it signs, and this time may be on another day."""
 
 
 class SnsSigner:

@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is a degree of latitude times the cosine of the latitude; 0.2 at least, as it is 0 at poles.
+    # Length of a degree of longitude in degrees of latitude; at least 0.2, because the cosine is 0 at the poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -91,7 +91,7 @@ LEAST_LENGTH = 6.0
 STATES_FROM = 5.0
 """Minimum pixels per degree of longitude to draw borders of states; on a map of the world they would hide the land."""
 _DEGREES = 0.01
-"""Degrees per unit of the file."""
+"""Factor from the numbers of the file to degrees."""
 _LAND, _STATE = "land", "state"
 
 
@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window as SVG; cached, as days of a dataset share it."""
+    """Return sea, land and borders as SVG; cached, because the days of a dataset share a window."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield possibly visible lines with shifts in degrees, for windows over the antimeridian."""
+    """Yield lines that may be visible, each with the degrees that move it east into the window."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:

@@ -64,7 +64,7 @@ class StateGraph(NamedTuple):
         return columns * self.column + BOX[0] + 2 * MARGIN, rows * ROW + BOX[1] + 2 * MARGIN
 
     def arrows(self, arrows: Mapping[Edge, Arrow]) -> str:
-        """Return the arrows of the transitions, to be drawn below the boxes."""
+        """Return the arrows of the transitions, to be drawn before the boxes, which may cover them."""
         return (
             '<defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
             'orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'

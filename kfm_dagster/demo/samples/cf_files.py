@@ -246,7 +246,7 @@ def ofs_samples(day: date, count: int) -> Iterator[Sample]:
 
 
 def rtofs_samples(day: date, count: int) -> Iterator[Sample]:
-    """Yield a run's first files; positions are fill values, as real files have too many to read."""
+    """Yield a run's first files; positions are fill values, as they are too many for the reader."""
     run = datetime.combine(day, time(), UTC)
 
     def content(valid: datetime, fields: Sequence[str]) -> bytes:

@@ -37,7 +37,7 @@ _GROUPS, _EVENTS = 2, 3
 _HALF_FIELD_OF_VIEW = 66.56
 """Degrees to each side of the sub-satellite point, as the files state it."""
 _STEP = 0.00203128
-"""Degrees of a unit of a packed coordinate."""
+"""Scale factor of packed coordinates, in degrees."""
 _OFFSETS = {"scale_factor": 0.00038147561, "add_offset": -5.0, "_Unsigned": "true", "standard_name": "time"}
 _ENERGY = {"add_offset": 2.8515e-16, "_Unsigned": "true", "units": "J", "standard_name": "lightning_radiant_energy"}
 _AREA = {"scale_factor": 152601.86, "add_offset": 0.0, "_Unsigned": "true", "units": "m2"}

@@ -190,7 +190,7 @@ def projected_grid(
 ) -> GridSection:
     """Build template 3.20 (polar stereographic) or 3.30 (Lambert) from the south-west corner.
 
-    Angles and spacing are as in Mercator grids; `pole` is a latitude that Lambert grids state but do not use.
+    Units are those of `mercator_grid`; `pole` is the latitude of a pole, which Lambert grids state but do not use.
     """
     points = struct.pack(">IIIIBIIIIBB", columns, rows, *first, flags, true_at, meridian, spacing, spacing, 0, scan)
     cone = struct.pack(">IIII", true_at, true_at, pole, 0) if template == 30 else b""

@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 
 BUCKET = "noaa-isd-pds"
 MAX_STATIONS = 100_000
-"""Number of possible identifiers: a letter and five digits."""
+"""Number of possible identifiers: the letter A and five digits."""
 REPORT_HOURS = 6
 """Hours between two reports, which are at the synoptic hours."""
 

@@ -43,7 +43,7 @@ _FIELDS = {
 PRODUCTS = tuple(_FIELDS)
 OBJECTS_PER_DAY = _FRAMES * len(PRODUCTS) * len(REGIONS)
 
-# Code table 3.2, shape 2, which needs no axes; MRMS states them in metres, but with the scale factor of 0.1 m.
+# Code table 3.2, shape 2, defines the axes. MRMS states axes, too: in metres, but with a scale factor for 0.1 m.
 _EARTH = b"\x02" + struct.pack(">BIBIBI", 1, 6_367_470, 1, 6_378_160, 1, 6_356_775)
 _GRIDS = {
     # The definitions of real objects, byte for byte.

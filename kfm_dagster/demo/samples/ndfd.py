@@ -64,8 +64,8 @@ ELEMENTS = tuple(_ELEMENTS)
 def make_ndfd(*, issued: datetime, element: str) -> tuple[str, bytes]:
     """Make the object of an element's first three days: its key and its content.
 
-    `issued` is aware, on a full hour. As in the bucket, the object and each of its messages begin with a separator,
-    which has the number of bytes that follow, and a WMO heading.
+    `issued` is aware, on a full hour. As in the bucket, the object and each of its messages begin with a separator and
+    a WMO heading. A separator states the number of bytes after its line.
     """
     utc = grib2.full_hour(issued)
     region, field, steps = _ELEMENTS[element]

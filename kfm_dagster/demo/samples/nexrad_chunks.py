@@ -29,7 +29,7 @@ def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) ->
 def nexrad_chunk_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` chunks of the volumes of a UTC day.
 
-    The last volume has no end unless `count` is a multiple of CHUNKS. Raises ValueError as `nexrad_level2_samples`.
+    The last volume has no end unless `count` is a multiple of CHUNKS. Raises ValueError like `nexrad_level2_samples`.
     """
     for index, (_, key, volume) in enumerate(nexrad_level2_samples(day, -(-count // CHUNKS))):
         name = key.rpartition("/")[2]

@@ -20,14 +20,14 @@ from kfm_dagster.readers.nexrad_radar import TDWR, Site, kind_of, sites
 BUCKET = "unidata-nexrad-level2"
 VCP = 212
 ELEVATIONS = (0.483, 0.483, 0.879, 0.879, 1.318, 1.318, 1.802, 2.417, 3.12, 3.999, 5.098, 6.416)
-"""Target elevations of a VCP 212 volume, degrees."""
+"""Target elevations of the cuts of a VCP 212 volume, degrees. A cut is a turn of the antenna at one elevation."""
 TDWR_VCP = 90
 TDWR_ELEVATIONS = (0.599, 0.3, 1.0, 2.5, 5.1, 8.2, 11.6, 15.6, 20.6, 28.3, 42.7, 60.0)
 """Target elevations of a TDWR's volume, degrees; the first cut is the long range scan, of reflectivity alone, as
 in a real volume of TDAL (Unidata MetPy, tests/io/test_nexrad.py)."""
 GATES = 40
 """Gates per radial. A real radial has up to 1,840, but the reader uses the number of gates only in the lowest cut,
-for the radar's range. So only the lowest cut has all of its gates."""
+for the radar's range. So only the lowest cut's reflectivity has all of its gates."""
 RADIALS = 3
 """Radials of a cut."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
@@ -47,9 +47,9 @@ _CUTS = (_SURVEILLANCE, _DOPPLER) * 3 + (_BATCH,) * 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scan:
-    """Scan parameters of a radar type, in metres.
+    """Scan parameters of a radar type, lengths in metres.
 
-    `lowest` is number, begin and length of the lowest cut's gates.
+    `lowest` and `others` are number, begin and length of the gates in the lowest cut and in the other cuts.
     """
 
     version: str
@@ -180,7 +180,7 @@ def _message(kind: int, body: bytes, day: int, milliseconds: int, *, segment: in
 
 
 def _sweep(site: Site, start: datetime) -> list[bytes]:
-    """Return the records of a lowest cut with all directions, until the next cut begins."""
+    """Return the records of a lowest cut with all directions; it ends when the next begins."""
     radials = [_radial(site, start + _CUT * index / _SWEEP, 0, index, count=_SWEEP) for index in range(_SWEEP)]
     return [
         bz2.compress(b"".join(radials[first : first + _RADIALS_OF_A_RECORD]))

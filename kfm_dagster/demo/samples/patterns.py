@@ -20,7 +20,7 @@ _STORM_KM = 28.0
 
 
 def waves(rows: Any, columns: Any) -> Any:
-    """Return levels at positions from 0 to 1; with the rows' positions they fall in waves."""
+    """Return levels at positions from 0 to 1; from the first row to the last they fall in waves."""
     y, x = rows.astype(np.float32), columns.astype(np.float32)
     # Sines by row and by column, because a sine of each pixel of a full disc would take seconds.
     fall, waves_of_rows, waves_of_columns = 0.85 - 0.7 * y, 0.14 * np.cos(9 * y), np.sin(11 * x)
