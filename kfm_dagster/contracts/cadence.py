@@ -16,7 +16,7 @@ from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 
 HOUR = timedelta(hours=1)
 LEAST_CADENCE = timedelta(minutes=1)
-"""Minimum cadence for the check: announcements come in batches, some seconds apart."""
+"""Minimum cadence for the check: announcements come in batches some seconds apart; a faster product seems to pause."""
 SILENT_AFTER = 2
 """A product is silent after this number of cadences without an announcement."""
 DROP_OVER = 4
@@ -60,7 +60,7 @@ def days_between(first: date, last: date) -> list[date]:
 
 
 def settled_until(coverage: Coverage, at: datetime) -> datetime:
-    """Return the beginning of the first hour that need not be complete at a time."""
+    """Return the beginning of the first hour that need not be complete yet at the time `at`."""
     return floor_hour(at - timedelta(seconds=coverage.settles_after_seconds))
 
 
@@ -128,7 +128,7 @@ def pace_of(product: ExpectedProduct) -> Pace:
     """Return the windows before now that must contain announcements of a product."""
     cadence = max(product.cadence, LEAST_CADENCE)
     over = DROP_OVER * cadence
-    # A product that is due only in some hours arrives in a burst per cadence; others arrive in every hour.
+    # A product that is due only in some hours arrives in a burst per cadence; any other product arrives in every hour.
     expected = DROP_OVER * product.per_hour if product.hours else product.per_hour * over / HOUR
     return Pace(silent_after=SILENT_AFTER * cadence, over=over, expected=max(1, int(expected)))
 

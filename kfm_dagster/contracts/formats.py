@@ -1,7 +1,7 @@
 """Sources, units and STAC extensions of a reader's fields, from `formats/<reader>.yaml`.
 
-A contract adds entries for its own dataset, such as for the names of its files; these entries come first. A file whose
-name begins with `_` has entries that several readers share.
+A contract may have entries of its own, such as a source of the names of its dataset's files; these entries come first.
+A file in `formats/` whose name begins with `_` has entries that several readers share.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class DayWindow:
 
         The later of local clock and `sent_at` counts, so a slow clock refuses no unit. The sender's times are ignored.
         """
-        # AHEAD is subtracted from the day: added to a queue's clock at the calendar's last day, it would overflow.
+        # AHEAD is subtracted from `day`, because adding it to a `sent_at` on the calendar's last day would overflow.
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)
 
 

@@ -78,7 +78,7 @@ class MetadataIssue(StrEnum):
     OUT_OF_TABLE = "out_of_table"
     """The object states a code that the table of its format or instrument does not have."""
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
-    """Not checked whether the object is whole: a limit of the reader, or no index. The check's status is not `ok`."""
+    """The reader could not check whether the object is complete, e.g. for lack of an index; suspect by default."""
     CONTRACT_FAULT = "contract_fault"
     """The contract requires a value that no object can have; no attempt succeeds until the contract is corrected."""
     RESOURCE_LIMIT = "resource_limit"
@@ -129,7 +129,7 @@ class FenceIssue(StrEnum):
     """Why a worker may not write for a unit, although the unit's operators succeeded."""
 
     CLAIM_LOST = "claim_lost"
-    """Another attempt holds the claim, because this worker's lease expired or its run was given up."""
+    """This attempt no longer holds the claim, because its lease expired, or its run died or was rolled back."""
     KILL_SWITCH = "kill_switch"
     """The dataset's kill switch is on; the unit is retried when the switch is off."""
 
@@ -196,7 +196,7 @@ REPAIRS: Mapping[str, Repair] = {
         repair="no repair, unless a client misses data",
     ),
     MetadataIssue.OUT_OF_TABLE: Repair(
-        usually="suspect by default: a code that its table does not contain, such as a test's coverage pattern",
+        usually="suspect by default: a code that its table does not contain, e.g. a radar's test pattern",
         repair="no repair, unless clients filter by this code",
     ),
     IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(

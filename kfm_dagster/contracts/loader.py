@@ -343,9 +343,9 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
     """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
     Names, bucket and topic are replaced; with an `entry` of the open-data registry, title, description, region and
-    license are replaced, too. Status, coverage, peers and virtual stores are left out. Raises ContractError for a
-    malformed or taken id, a topic that is not an SNS ARN, a missing or superfluous topic, a `like` that is not a
-    built-in contract, or a malformed bucket name.
+    license are replaced, too. Comments, status, mirrors, key values, coverage, peers and virtual stores are left out.
+    Raises ContractError for a malformed or taken id, a topic that is not an SNS ARN, a missing or superfluous topic, a
+    `like` that is not a built-in contract, or a malformed bucket name.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -365,7 +365,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         raise ContractError("no built-in contract has this id", observed=like, expected=" or ".join(shipped))
     if dataset in shipped:
         raise ContractError("a built-in contract has this id already", observed=dataset, expected="an id of its own")
-    # The comments state facts of the other dataset.
+    # Comments are left out, because they state facts of the dataset `like`.
     text = re.sub(r"(?m)^ *#.*\n", "", shipped[like].read_text(encoding="utf-8"))
     is_announced = _TOPICS.search(text) is not None
     if topic is None and entry is not None and is_announced:
@@ -390,7 +390,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         text = re.sub(rf"(?m)^  {key}: .*(\n    .*)*$", line, text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
-    # The new dataset is not retired, and its bucket has other mirrors.
+    # The new dataset is not retired, and `mirrors` has addresses of another bucket's copies.
     text = re.sub(r"(?m)^  (?:status|retired): .*\n(?:    .*\n)*", "", text)
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     # The new dataset's keys have other values.

@@ -188,10 +188,10 @@ class StacRules(Strict):
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    const: base. exp: base * 2**(n-1). jitter: a random share, between half and all, of the wait of const; exp+jitter:
-    such a share of the wait of exp. So units that failed together are not retried together ("equal jitter", AWS
-    Architecture Blog, Exponential Backoff and Jitter, 2015). The share is computed from unit and attempt, so every
-    worker computes the same time.
+    const: base. exp: base * 2**(n-1). jitter: a share, between half and all, of the wait of const; exp+jitter: such a
+    share of the wait of exp. The share differs from unit to unit, so units that failed together are not retried
+    together ("equal jitter", AWS Architecture Blog, Exponential Backoff and Jitter, 2015). The share is computed from
+    unit and attempt, so every worker computes the same time.
     """
 
     kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"

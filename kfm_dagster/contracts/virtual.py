@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
 class VirtualStore(Strict):
-    """Rule by which Items of a kind become the steps of a store per name and day."""
+    """Rule that assigns Items to stores, by name and day; each Item is a step of its store."""
 
     match: dict[_Group, Regex] = Field(
         description="Groups of the key grammar, each with a regular expression for the whole value of the group."
