@@ -90,7 +90,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # Several datasets can write into one Collection; only its owner's contract is used, to send it once.
+            # Datasets can share a Collection. Only the contract of its owner is used, so that each Item is sent once.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused

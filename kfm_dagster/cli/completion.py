@@ -30,7 +30,7 @@ _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class Named(click.types.StringParamType):
-    """Text that completes to a value of `known`, which returns the values with a prefix."""
+    """Text that completes to a name; `known` gets the typed text and returns possible names."""
 
     def __init__(self, name: str, known: Callable[[str], Iterable[str]]) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Id(Named):
 
 def _ids(incomplete: str, *, query: str) -> list[str]:
     """Return the ids that begin with `incomplete`."""
-    # Imported here, so that a fully typed command does not wait for the modules that open a database.
+    # Imported here, because only the shell's completion calls this function, and these imports are slow.
     from kfm_dagster.cli.session import opened_database  # noqa: PLC0415
     from kfm_dagster.settings import Settings  # noqa: PLC0415
 

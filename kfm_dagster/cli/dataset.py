@@ -80,9 +80,10 @@ def new(
     folder: Path | None,
     out: Path | None,
 ) -> None:
-    """Write a contract for another dataset, with citations and units of the dataset of --like.
+    """Write a contract for another dataset, derived from the contract of --like.
 
-    The contract's first lines list the parts to review. After the review, check the contract on a sample.
+    Citations and units of measurement are kept. The first lines list the parts to review. After the review, check the
+    contract on a sample.
     --from-registry takes title, description, bucket, topic, region and license from the entry.
 
     Example: kfm dataset new graphcastgfs --like gefs --bucket noaa-nws-graphcastgfs-pds --topic ARN

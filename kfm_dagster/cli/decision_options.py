@@ -46,7 +46,7 @@ actor_option = click.option("--actor", help="Actor of the decision. Default: KFM
 change_ref_option = click.option("--change-ref", help="Change or incident. Needed for a release, and always in prod.")
 # Eager: click reads --dry-run first, wherever it is typed, because a dry run needs no --reason.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
-REPLAY_REASON = "Replay reason, such as incident or test; `reasons` in replay_plan.yaml adds others."
+REPLAY_REASON = "Replay reason, such as incident or test; `reasons` in replay_plan.yaml adds more reasons."
 
 
 class _Reason(click.Option):

@@ -59,7 +59,7 @@ def refuse_unwritable(place: Path, name: str, next_step: str) -> None:
 
 
 def _try(path: Path) -> None:
-    """Raise OSError if a file cannot be written despite its permissions (/proc, a full disk)."""
+    """Raise OSError if a file cannot be opened to write, although permissions allow it (/proc)."""
     if path.is_file():
         path.open("ab").close()
     elif not path.exists():

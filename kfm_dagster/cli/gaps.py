@@ -27,7 +27,7 @@ MOST_GAPS = 100_000
 @click.command()
 @filter_options(GAPS)
 @click.option("--svg", type=NewFile(), help="Write the picture of these days, hour by hour.")
-@click.option("--arrivals", is_flag=True, help="Show delays of the last 90 days, from scan or run to announcement.")
+@click.option("--arrivals", is_flag=True, help="Show delays from scan or run to announcement, by default of 90 days.")
 @click.option("--by-lead", is_flag=True, help="Show the delays of --arrivals for each lead of a forecast.")
 @rows_as_json
 def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, as_json: bool) -> None:

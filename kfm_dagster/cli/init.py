@@ -1,4 +1,4 @@
-"""`kfm init`: upgrade the databases of ledger and Dagster; check needs before the start."""
+"""`kfm init`: check queue and stores, then upgrade the databases of ledger and Dagster."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
 
 
 def _known_id(settings: Settings) -> str:
-    """Return the database's id; without a database an empty id, which no root has."""
+    """Return the deployment's id; without a database an empty text, which no root has as its id."""
     try:
         with opened_database(settings) as database:
             return deployment_id(database)

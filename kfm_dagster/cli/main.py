@@ -228,7 +228,7 @@ def _unwritten() -> DependencyUnavailableError | None:
     try:
         click.echo()
     except OSError as error:
-        # Otherwise the interpreter would write again before it exits, and report the failure in several lines.
+        # Without this redirection, the interpreter would write again at its exit, and print several lines of errors.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DependencyUnavailableError(
             "the answer cannot be written", observed=error.strerror, next_step="look where the output goes"

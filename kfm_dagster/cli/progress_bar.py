@@ -24,7 +24,7 @@ def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bo
 
 @contextmanager
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
-    """Show completed, known and waiting units on a console.
+    """Show on a console: terminal units of all, queued messages, units waiting for a retry.
 
     Nothing is shown before the first report, so that an early refusal stays a single line. Without a terminal, a line
     is printed every LINE_SECONDS.

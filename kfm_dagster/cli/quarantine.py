@@ -273,7 +273,7 @@ def _replay(
 def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
-    """Print a line or JSON object per record; the replay `replay_run_id` changes it later."""
+    """Print a line or JSON object per record; `replay_run_id` is the replay that will change it."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
         # A transition adds 1 to the version; closing a case does not change the record.

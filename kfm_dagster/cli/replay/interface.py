@@ -236,7 +236,7 @@ _STARTING = (
     change_ref_option,
     actor_option,
     confirm_option,
-    click.option("--detach", is_flag=True, help="Return at once; the daemon carries the replay out."),
+    click.option("--detach", is_flag=True, help="Return after the start; the daemon carries the replay out."),
 )
 
 
