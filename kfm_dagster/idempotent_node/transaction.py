@@ -212,7 +212,7 @@ class IdempotentNodes:
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
         """Map partitions to a stage's last output there, if it is not older than `since`.
 
-        A partition is omitted if the stage `later` has run there since that output, or since the time `before`.
+        A partition is omitted if the stage `later` has run there after that output, or at the time `before` or later.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:

@@ -42,7 +42,7 @@ class DeliveryState(StrEnum):
     REJECTED = "rejected"
     """At least one entry of the message was rejected. The reason is stored, and the queue's redrive policy applies."""
     IGNORED = "ignored"
-    """The message announces no object to ingest (a test event, a sidecar), and is deleted at once."""
+    """The message announces no object to ingest (a test event, a sidecar), and is deleted immediately."""
     DELETED = "deleted"
     """On no queue any more, because it was acknowledged, redriven under another id, or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
@@ -98,7 +98,7 @@ class Conservation:
     units: Mapping[Status, int]
     messages_received: int
     messages: Mapping[DeliveryState, int]
-    """Messages by state, without lost ones: in flight without a unit, or rejected without a reason."""
+    """Messages by state. Lost messages are left out: in flight without a unit, or rejected without a reason."""
 
     @property
     def residual_units(self) -> int:

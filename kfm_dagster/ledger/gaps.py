@@ -135,7 +135,7 @@ class Gaps:
                 gap = {"dataset": window.dataset, "product": window.product, "kind": kind.value}
                 (amiss if holds else over).append({**gap, "expected": window.expected, "seen": known})
         with self.database.transaction() as tx:
-            # Locked, because two processes may check at once.
+            # Locked, because two processes may check concurrently.
             tx.lock("nodd_gaps")
             tx.run("gaps.close_now", gaps=over, at=at)
             tx.run("gaps.open_now", gaps=amiss, hour=floor_hour(at), at=at)

@@ -53,7 +53,7 @@ class LedgerCode(StrEnum):
 
 
 NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
-"""Error codes that quarantine a unit at once; only a governed override requeues the unit."""
+"""Error codes that quarantine a unit without a retry; only a governed override requeues the unit."""
 
 
 def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[dict[str, Any]]:

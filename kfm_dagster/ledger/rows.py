@@ -38,9 +38,9 @@ _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt",
 _RENAMED = {"attempt": "attempts", "record_version": "version"}
 """Columns whose name differs from the leaf's (NODD WAL specification, section 3)."""
 MAX_TEXT = 320
-"""Characters of a sender's free text that the ledger stores: SNS allows 100 in a Subject and SQS 100 in a MessageId
-(SNS API reference, Publish; SQS developer guide, "Message identifiers"), and a topic's name, the
-longest part of its ARN, has at most 256."""
+"""Characters of a sender's free text that the ledger stores. No valid text is longer: SNS allows 100 in a Subject, SQS
+100 in a MessageId (SNS API reference, Publish; SQS developer guide, "Message identifiers"), and the longest part of a
+topic's ARN is its name, of at most 256."""
 
 
 def bounded(text: str | None) -> str | None:

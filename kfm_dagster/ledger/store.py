@@ -38,7 +38,7 @@ class Ledger(LedgerChanges):
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
         """Create missing records as pending; existing records stay unchanged (WSM-03, WAL-04).
 
-        A unit is stale, and quarantined at once, if a newer version of its object is known. Earlier versions of a new
+        A new unit is stale, and is quarantined, if a newer version of its object is known. Earlier versions of a new
         unit's object are superseded and quarantined; a version in progress is quarantined only if it fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
@@ -127,7 +127,8 @@ class Ledger(LedgerChanges):
         A unit succeeds if no operator failed and its sub-statuses allow it. Otherwise it fails, with the time of its
         next attempt; if no attempt remains, it is quarantined in the same transaction. If a newer unit's Item is
         current but may still be withdrawn, the older unit fails with `catalog_conflict` and is retried. Only units
-        with a claim of this run and attempt are changed; the other units are returned as `lost`.
+        with a claim of this run and attempt are changed; the other units are returned as `lost`, unless their last
+        change is a success in this run.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
@@ -145,7 +146,7 @@ class Ledger(LedgerChanges):
         failed = {WalId(row.wal_id) for row in failures}
         mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in succeeded], run_id, tx)
         lost = {unit.wal_id for unit in envelopes} - succeeded - failed
-        # An earlier call of this run may have settled these units.
+        # An earlier call in this run may have settled units as succeeded.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
         quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
         settled_totals(
@@ -166,11 +167,11 @@ class Ledger(LedgerChanges):
     def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
         """Revoke the claims of dead runs, and claims with an expired lease (WSM-11).
 
-        Each unit fails with code worker_lost or lease_expired. It becomes pending again at once if attempts remain, and
-        is quarantined otherwise. A claim with a valid lease is revoked only if `run_ids` has its run.
+        Each unit fails with code worker_lost or lease_expired, and then becomes pending if attempts remain, otherwise
+        quarantined. A claim with a valid lease is revoked only if `run_ids` has its run.
 
-        If a run with several units dies, a single unit may be the cause, so no unit is charged an attempt, and all
-        become pending again. Each death after the first halves the batch, until that unit runs alone (SEC-09).
+        If a run with several units dies, a single unit may be the cause. So all become pending, even without remaining
+        attempts. Each death after the first halves the batch, until the unit runs alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -191,7 +192,7 @@ class Ledger(LedgerChanges):
 
         Each unit fails with code run_rolled_back and the redacted reason. Then it becomes pending or is quarantined as
         in `release_lost`; `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no
-        single unit can be the cause: halving the batch would not help, so each unit is charged an attempt.
+        single unit can be the cause: halving the batch would not help, so units without attempts are quarantined.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
@@ -252,7 +253,7 @@ class Ledger(LedgerChanges):
         """Change quarantined or succeeded units to pending by a governed override (WSM-16).
 
         Returns the changed units; a unit whose version or status has changed is skipped. The database refuses a
-        transition without a row in the governance log, which is written in this transaction. Raises
+        transition without a row in the governance log; this transaction writes the row. Raises
         UnattributedDecisionError without a change reference, and UnknownReplayReasonError for a reason that is neither
         stored nor configured.
         """
@@ -322,7 +323,7 @@ class Ledger(LedgerChanges):
     ) -> RecoverReport:
         """Requeue or quarantine lost units.
 
-        `spared` has the units that are charged no attempt, with the limit of the next batch.
+        `spared` has the units to requeue even without remaining attempts, each with the limit of its next batch.
         """
         released = {WalId(row.wal_id) for row in lost}
         reviewed: dict[WalId, str] = dict.fromkeys(released.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)

@@ -42,7 +42,7 @@ class MessageError(Exception):
 
 
 def json_object(content: str, what: str) -> Mapping[str, Any]:
-    """Parse a JSON object. Raises MessageError for other text, above 1 MiB or 1,024 levels."""
+    """Parse a JSON object of at most 1 MiB and 1,024 levels. Raises MessageError for other text."""
     # SQS's limit is in bytes. Most bodies are ASCII, and so have as many bytes as characters.
     if len(content) > MAX_BODY_BYTES or (
         not content.isascii() and len(content.encode(errors="replace")) > MAX_BODY_BYTES
@@ -92,7 +92,7 @@ def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = 
         if zone is None:
             missing(f"{name} (ISO 8601 with a zone)")
         time = time.replace(tzinfo=zone)
-    # Check before the conversion to UTC, because that overflows on the calendar's first and last day.
+    # Checked before the conversion to UTC, which can overflow on the calendar's first and last day.
     if not is_plausible(time):
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is not a possible time of an event")
     return time.astimezone(UTC)

@@ -1,7 +1,7 @@
 """Values of a queue: delivered messages, verdicts on senders, the queue's depth and rules.
 
 Does not belong here: the body's meaning (`operators/message_parse.py`), the queue's protocol (`sqs.py`), or verifying
-a sender (`authenticity.py`), which loads the cryptography.
+a sender (`authenticity.py`), which imports the library `cryptography`.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
-"""Each failed attempt means that another writer succeeded, so twenty writers at once all succeed."""
+"""Each failed attempt means that another writer succeeded, so twenty concurrent writers all succeed."""
 COMPACT_EVERY = 100
-"""Commits between two compactions. Until the next, each record is a file, and a lookup opens all that may match."""
+"""Commits between two compactions. Each commit since the last one is a file; a lookup opens all that may match."""
 
 SCHEMA = pa.schema(
     [

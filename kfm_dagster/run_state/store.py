@@ -74,7 +74,7 @@ def by_outcome(counts: Mapping[Outcome, int]) -> dict[Outcome, int]:
 def is_kept(current: RunState | None, record: RunState) -> bool:
     """Return whether the existing record must be kept, so that `record` does not replace it.
 
-    A rollback may replace any record, and only a rollback replaces a withdrawn record. A success is replaced
+    A rollback may replace any record, and only a rollback replaces a withdrawn record. Otherwise a success is replaced
     only by work on other inputs, and never by a skip.
     """
     if current is None or record.rolled_back_by is not None:
