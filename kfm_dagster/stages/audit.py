@@ -3,7 +3,7 @@
 The lines form a chain: each line has its own SHA-256 and that of the line before, so that `verify_chain` detects a
 changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. Lines missing at the end are
 detected only if the last line's hash was stored elsewhere, e.g. in a signed release. A database row stores
-several events: passed gates and checkpoints, then at most one other event, such as a move or a failed gate.
+several events: passed gates and checkpoints, then at most one other event, such as a transition or a failed gate.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
 
@@ -45,7 +45,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditEvent:
-    """An event of a stage's attempt; `event` is the name of a move, a gate or a stop."""
+    """An event of a stage's attempt; `event` is its transition, gate, stop, retry or outcome."""
 
     run_id: str
     stage: str
@@ -143,7 +143,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
 def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
     """Yield each row's events: passed gates and checkpoints, then at most one other event.
 
-    Failures and moves are queried by kind, so each of them ends its row.
+    A query by kind sees only the last event of a row, so each failure and each transition ends its row.
     """
     block: list[AuditEvent] = []
     for event in events:

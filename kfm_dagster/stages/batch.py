@@ -67,7 +67,7 @@ class StageBatch:
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """The reasons for [Restricted]: failed gates so far, if the card lets them pass, and E_SYNC."""
+        """The reasons for [Restricted]: failed gates that stopped no stage so far, and E_SYNC."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property

@@ -178,7 +178,7 @@ class RetryPolicy(Strict):
     @classmethod
     def _not_blindly(cls, value: list[ErrorClass]) -> list[ErrorClass]:
         if ErrorClass.E_DIM in value:
-            raise ValueError("no E_DIM, which is never retried blindly: correct the units, and start the stage again")
+            raise ValueError("no E_DIM, which is never retried blindly: correct units of measurement, then start again")
         return value
 
     @property
@@ -306,7 +306,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`; `reasons` are replay codes besides the ledger's, with their meaning."""
+    """`replay_plan.yaml`; `reasons` adds replay reasons to the ledger's: each code with its meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay

@@ -122,8 +122,8 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
     """Return the units at fault: the units that gates name; for other errors, none or all.
 
-    None: the cause is another process, an earlier rollback or an earlier stage. All: any other error, or a gate that
-    finds a fault of the whole batch.
+    None: the cause is another process, an earlier rollback or an earlier stage. All: any other error, or a gate finds a
+    fault of the whole batch.
     """
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, (StageMoveError, RolledBackError)):

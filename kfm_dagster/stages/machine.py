@@ -47,7 +47,7 @@ class GateDecision:
 
 
 def review_codes(card: StateMachine) -> frozenset[str]:
-    """Return the codes of the gates whose removed units are quarantined at once."""
+    """Return the codes of the gates whose removed units are quarantined without a retry."""
     return frozenset(
         GateIssue[gate].value for gate in Gate if _CLASSES.get(gate, ErrorClass.E_GATE) in card.human_review
     )

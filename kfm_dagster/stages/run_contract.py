@@ -193,8 +193,8 @@ class StageRunner:
         """Return the content, or content with a separate hash if the applied output is not reusable.
 
         An output is reusable if (1) the node allows it (`can_reuse_output`), (2) it exists and no rollback withdrew
-        it, and (3) it is a success, or its input batch is reused itself. So an unsuccessful output is recomputed only
-        for a new input batch.
+        it, and (3) it is a success, or the node's input batch is itself a reused output. So an
+        unsuccessful output is reused only together with its input batch.
         """
         reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:

@@ -1,4 +1,4 @@
-"""Gate G1, schema completeness: sections of this and earlier stages exist, in their form.
+"""Gate G1, schema completeness: sections of this and earlier stages exist and are complete.
 
 A member may be missing if an issue of the unit reports this, because the unit then counts as suspect, not as failed.
 Does not belong here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).

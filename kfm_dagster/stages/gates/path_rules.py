@@ -58,7 +58,7 @@ def path_conventions(
 def dimensional_closure_of_path(
     quantities: Mapping[WalId, Sequence[Mapping[str, Any]]], *, min_p_dim: float = 1.0
 ) -> Verdict:
-    """Check G4 of the path: each unit's share of dimensionally correct quantities and equations.
+    """Check G4 of the path: each ingested unit's share of quantities and equations that close.
 
     quantities: for each unit a mapping per beam, or a single mapping of arrays (`path.quantities.as_array_quantities`).
     """
@@ -126,8 +126,8 @@ def covariance_consistency(
 ) -> Verdict:
     """Check G7: covariances are symmetric and positive definite, and cover the residuals.
 
-    covariances: each unit's matrices, of any size, by a readable name. residuals: each unit's residuals, in standard
-    uncertainties; `min_share` of them must lie within `k_sigma`.
+    covariances: each unit's matrices, of any size, by a readable name. residuals: each unit's residuals, divided by
+    their standard uncertainties; at least the share `min_share` of them must lie between -`k_sigma` and `k_sigma`.
     """
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"
     if not covariances:

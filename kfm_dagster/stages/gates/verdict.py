@@ -1,7 +1,7 @@
 """Names, settings and verdicts of the gates (pipeline card, chapter 7, section IX).
 
-Belongs here: the vocabulary of the rules, the stage machine, the audit and the asset checks. Does not belong here: a
-rule, or the consequence of a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
+Belongs here: the vocabulary that rules, stage machine, audit and asset checks share. Does not belong here: a rule, or
+the consequence of a verdict (`stages/card.py` reads that from `configs/state_machine.yaml`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Gate(StrEnum):
         gate._value_, gate.words, gate.description = value, words, description
         return gate
 
-    G1 = "G1", "schema completeness", "Every section of this step and of the earlier steps is present, in its form."
+    G1 = "G1", "schema completeness", "Every section of this step and of the earlier steps is present and complete."
     G2 = "G2", "citation compliance", "Every extracted field names its source by volume, version and anchor."
-    G3 = "G3", "path conventions", "Path arrays have the same length, at least two, and path elements are lengths."
+    G3 = "G3", "path conventions", "Path arrays have the same length, at least two, and path elements are positive."
     G4 = "G4", "dimensional closure", "Every quantity has a unit that fits its dimension, and a value that is possible."
     G5 = "G5", "freshness", "Live units were no older than the contract's budget when the run claimed them."
     G6 = "G6", "coverage", "The day has the products that the contract expects of it."
