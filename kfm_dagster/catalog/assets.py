@@ -19,7 +19,7 @@ from kfm_dagster.contracts.model import DatasetContract
 
 DATA_ASSET = "data"
 VIRTUAL_ASSET, STORE_ASSET = "virtual-zarr", "references"
-"""Keys of assets: the list of virtual stores in a Collection, and the store of an Item of this list."""
+"""Keys of assets: in a Collection, the Catalog of days with virtual stores; in an Item of a day's list, the store."""
 EXTENSIONS = (
     "https://stac-extensions.github.io/alternate-assets/v1.2.0/schema.json",
     "https://stac-extensions.github.io/storage/v2.0.0/schema.json",
@@ -123,7 +123,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
 
 
 def bucket_endpoint(bucket: str, region: str) -> str:
-    """Return the https address of a bucket; a bucket's name with dots is in the path."""
+    """Return the https address of a bucket; a name with dots is in the address's path."""
     if "." in bucket:  # the certificate covers a single label before `.s3.`
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"

@@ -68,7 +68,7 @@ class Follower(Protocol):
         """Update the output with these changes, at most one for each Item, in order of `change_id`.
 
         `contract` is the contract of the dataset that owns the Collection. Each change is delivered at least once.
-        Calls follow each other, but an earlier call that has stalled can still be running. After any error the whole
+        Calls follow each other; only a call that stalled past its lease can overlap the next. After any error the whole
         batch is delivered again.
         """
         ...

@@ -97,7 +97,7 @@ def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
 
 
 def _related(index: CollectionIndex) -> dict[str, dict[str, Any] | None]:
-    """Return the predecessors and the successor; they link this Collection only if it has Items."""
+    """Return the preceding and succeeding Collections; they link this one only if it has Items."""
     documents = {}
     for _, other in index.versions():
         with other.only_writer():
@@ -196,7 +196,7 @@ def _status(contract: DatasetContract) -> dict[str, Any]:
 
 
 def collection_notice(governance: Governance) -> dict[str, str]:
-    """Return a Collection's governance members; an embargo explains missing Items."""
+    """Return a Collection's governance members, with an embargo, which explains missing Items."""
     embargo = governance.embargo
     if embargo is None:
         embargo_notice = {}

@@ -170,9 +170,9 @@ class FollowerRunner:
             ]
 
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
-        """Return each Item's last change with content; leave out Items that have changed since.
+        """Return each Item's last change of a batch, with content; leave out Items changed later.
 
-        An Item that has changed since is delivered with its later change. An Item whose file is lost is delivered once
+        An Item changed later is delivered with that later change. An Item whose file is lost is delivered once
         the file has been written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))

@@ -24,7 +24,7 @@ from kfm_dagster.contracts.stewardship import Governance
 
 STAC_VERSION = "1.1.0"
 ISSUE_TEXT_LIMIT = 300
-"""Characters of an issue's message that an Item shows."""
+"""Maximum characters of an issue's message in an Item."""
 
 _EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
 _PREFIXES = {"projection": "proj", "alternate-assets": "alternate", "xarray-assets": "xarray", "datacube": "cube"}

@@ -119,7 +119,7 @@ class Catalog:
         """Undo a run's writes, byte for byte, except Items that a later run has replaced.
 
         Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
-        nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises
+        nothing. The caller has released the run's claims, because a run with claims can write again. Raises
         PublishError if the storage of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the database's
         own error; the call can be repeated after each of these.
         """
@@ -127,7 +127,7 @@ class Catalog:
         return undo_run(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions; `promotions` has them by Item id. Otherwise as `undo`.
+        """Undo single promotions, as `undo` does; `promotions` has their numbers by Item id.
 
         An Item whose current version is of another promotion is skipped.
         """

@@ -53,7 +53,7 @@ class Promotion:
     withdrawn: bool
 
     def came_after(self, current: CatalogEntry | None) -> bool:
-        """Return whether the promotion would replace the current version, or create the first."""
+        """Return whether the promotion was to replace `current`, or to create the Item (None)."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((current.promotion_id, current.revision) if current else (None, None))
 
@@ -69,7 +69,7 @@ class PromotionLog:
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
         """Log intended writes; return these with entries. `files` are the current files by path.
 
-        Takes one statement and, for overwritten Items, one more together and one more each. A write that only restores
+        Runs one statement; for overwritten Items one more, and another for each file. A write that only restores
         a lost file does not change the catalog's content. So it is not logged, and the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
@@ -193,7 +193,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item's file to the state before `oldest`, and if `in_index` of its row."""
+    """Planned undo of an Item's file, and if `in_index` of its row, to before `oldest`."""
 
     oldest: Promotion
     path: str

@@ -48,7 +48,7 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
 
 
 def _disorder(item: Mapping[str, Any]) -> list[str]:
-    """Return faults that JSON Schema misses: reversed intervals and unsupported times."""
+    """Return faults that JSON Schema misses: reversed intervals or boxes, unsupported times."""
     properties = item["properties"]
     texts = [properties.get(name) for name in ("datetime", "start_datetime", "end_datetime")]
     try:

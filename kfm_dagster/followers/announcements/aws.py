@@ -24,12 +24,12 @@ EVENT_SOURCE = "kfm.nodd"
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
 """Parts of error codes by which a request is refused for its content; then each event is sent in its own request."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Error codes whose cause is the sender, the target or the moment, even if the answer's `SenderFault` blames the
+"""Error codes whose cause is the sender, the target or a temporary state, even if the answer's `SenderFault` blames the
 event."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
-"""Error codes if the sender is not allowed to describe an existing target; perhaps the sender is allowed to send."""
+"""Error codes if the sender is not allowed to describe the target. It can still be allowed to send to the target."""
 
 Connect = Callable[[str, str | None], Any]
 

@@ -23,7 +23,7 @@ from kfm_dagster.followers.announcements import wis2
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 
 TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
-"""`type` of the events. It begins with this product's name, because the product has no domain to reverse."""
+"""`type` of the events. CloudEvents advises a reversed domain as prefix; this product has none and uses its name."""
 CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
 ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
@@ -58,7 +58,7 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """Key of fixed length, equal for all events of an Item: FIFO queues keep their order."""
+        """Key of fixed length, equal for an Item's events: FIFO queues order events by key."""
         return uuid8(self.collection, self.item_id)
 
     @property

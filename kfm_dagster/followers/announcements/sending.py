@@ -1,8 +1,8 @@
 """Sending: send a batch's events to their receiver, and record the result of each event.
 
-Accepted events are recorded at once. A refused event is retried in a request of its own; after TRIES refusals it is
-given up. An event that fails repeatedly while the receiver accepts other events is given up, too. If the receiver is
-down, the next batch contains the events again.
+Accepted events are recorded before further requests. A refused event is retried in a request of its own. While the
+receiver accepts other events, an event is given up after TRIES refusals in a batch, or after MAX_FAILURES failures. If
+the receiver is down, the next batch contains the events again.
 
 Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """

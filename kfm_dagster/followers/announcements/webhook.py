@@ -29,8 +29,8 @@ ANSWER_BYTES = 16 * 1024
 REFUSED = frozenset({400, 409, 413, 415, 422})
 """HTTP statuses by which a receiver refuses the event."""
 FAILED = frozenset({408, 500, 502, 504})
-"""HTTP statuses of a working receiver that failed on this event. Any other error is about sender, address or moment, so
-the receiver counts as unavailable."""
+"""HTTP statuses of a working receiver that failed on this event. Any other error has its cause in the sender, the
+address or a temporary state, so the receiver counts as unavailable."""
 
 
 class Webhook:

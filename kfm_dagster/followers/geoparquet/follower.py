@@ -1,10 +1,10 @@
 """Catalog follower that keeps the GeoParquet of each day.
 
-A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without that Item, so every
-reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
+A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without its old version, so
+every reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
 A day that still gets Items has a few parts, because rewriting a large part for each batch would cost more than the
-batch. Once the catalog has had as many changes since the day's last one as the day has Items, the day's parts are
+batch. Once the catalog has had as many changes after the day's last change as the day has Items, the day's parts are
 compacted into one. The day has then probably got its last Item, even if several days are filled in
 parallel. So compaction writes each Item only once.
 """
@@ -33,7 +33,7 @@ from kfm_dagster.storage.publisher import Publisher, publish
 KEPT_IDS = 64
 """Parts whose Item ids are cached in memory, at most 4 MB for each part. Parts never change."""
 PARSED = 100
-"""Items that are parsed at a time; an Item of HRRR takes 250 kB."""
+"""Items that are parsed at a time; a parsed Item of HRRR takes 250 kB."""
 MOST_ROWS = 4 * PART_ROWS
 """Maximum rows of a compacted day: 80 MB. The largest day of the included datasets has 120,000 Items."""
 

@@ -152,7 +152,7 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
     """Return which footprints meet a box.
 
-    Their own boxes are not enough: the box of a scan is a quarter larger than its footprint.
+    The boxes of the footprints are not enough: the box of a scan is a quarter larger than its footprint.
     """
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]

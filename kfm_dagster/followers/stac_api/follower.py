@@ -4,7 +4,8 @@ One transaction under the collection's lock stages a batch in a temporary table,
 and stores the number of the batch's last change. Each Item and each withdrawn Item is stored with the number of its
 last change, so that a late caller with an older change has no effect.
 
-Only the creation of a partition blocks readers; this happens once a month for each collection, in its own transaction.
+Readers are blocked only by the removal of a collection, and by the creation of a partition. A partition is created once
+a month for each collection, in its own transaction.
 Does not belong here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
 """
 
@@ -131,7 +132,7 @@ class PgstacFollower:
 
 
 def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Stage the changes, drop the changes applied before, apply the others, and read these back."""
+    """Stage the changes, apply the changes that the API lacks, and read the result back."""
     row = tx.run("base_item", collection_id=collection_id).one()
     base = orjson.loads(row.base_item or "{}")
     tx.run("make_stage")

@@ -33,8 +33,8 @@ GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "referen
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
 """Variables that can order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres. Others are refused: of a grid in degrees, `describe_grid` can move the first
-column to 180 degrees west, where the message's columns do not begin."""
+"""Grid definition templates in metres. All other templates are refused: `describe_grid` can move the first column of a
+grid in degrees to 180 degrees west, where the message's columns do not begin."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
@@ -96,8 +96,8 @@ def _names(field: re.Match[str]) -> Iterator[str]:
     """Yield the names of a field in a cube: without lead time, but with the statistic's period.
 
     A statistic since the run's start has no period in its name (`APCP_surface_acc`), because the period differs at each
-    lead time. Up to one hour, such a sum has both names, and another statistic only the name with the period. A
-    statistic of the analysis has no period, and so no name.
+    lead time. If this period is at most an hour, a sum has both names, and any other statistic only the name with the
+    period. A statistic of the analysis has no period, and so no name.
     """
     name = f"{field['variable']}_{field['level']}".replace(" ", "_")
     if not field["statistic"]:
