@@ -107,7 +107,7 @@ def _window(today: date, days: int, first: date | None, last: date | None) -> li
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
-    """Return (dataset, day) pairs; some datasets keep all objects of a month or year at one day."""
+    """Return (dataset, day) pairs; in some datasets, one day has all objects of a month or year."""
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]

@@ -20,7 +20,7 @@ REQUEST_SECONDS = 10.0
 MOST_CONNECTIONS = 512
 """Half of a process's default file descriptors (1,024); a browser keeps up to six connections."""
 MOST_REQUESTS = 32
-"""Concurrent answers; fewer than the 40 threads that answer, so that /healthz always has a thread."""
+"""Concurrent answers; fewer than the 40 threads that anyio answers with by default, so that /healthz has a thread."""
 WAIT_SECONDS = 5.0
 """Longest wait of a request for its turn; an answer takes some tens of milliseconds."""
 MOST_BODY_BYTES = 64 * 1024
@@ -45,7 +45,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > MOST_CONNECTIONS:
             ours = (peer for peer in self.connections if isinstance(peer, BoundedConnection))
             oldest = min((peer for peer in ours if peer.deadline is not None), key=lambda peer: peer.turn)
-            # The connection counts until it is closed, but must not be selected twice.
+            # The connection remains in `connections` until it is closed. Without a deadline it is not selected again.
             oldest.deadline = None
             oldest.transport.abort()
 

@@ -1,7 +1,7 @@
 """Pictures of the console as SVG with the page's colours: bars, lines, a state machine.
 
 Does not belong here: scales and graphs (`drawing/`), or the transitions themselves (`ledger/state_machine.py`; a test
-compares them).
+compares ARROWS with them).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARROWS: Mapping[tuple[str, str], Arrow] = {
     (Status.FAILED, Status.PENDING): Arrow(bend=0.15),
     (Status.FAILED, Status.QUARANTINED): Arrow(),
     (Status.PENDING, Status.QUARANTINED): Arrow(),
-    # Dashed: needs a decision on record.
+    # Dashed: the transition needs a recorded decision.
     (Status.QUARANTINED, Status.PENDING): Arrow(bend=0.62, dashed=True),
     (Status.SUCCEEDED, Status.PENDING): Arrow(bend=-0.3, dashed=True),
 }
@@ -71,7 +71,7 @@ def strip(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]])
 
 
 def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> Markup:
-    """Return stacked bars for each hour: succeeded units below, others above."""
+    """Return stacked bars by hour: below, units that succeeded; above, units that did not."""
     x, y = Scale(0, len(hours), *_ACROSS), _counts(counts, _UP)
     good, bad = (sum(pair[part] for pair in counts.values()) for part in (0, 1))
     summary = f"{name}: {good:,} succeeded, {bad:,} did not"
@@ -99,7 +99,7 @@ def _bars(
 
 
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> Markup:
-    """Return named lines of seconds by hour, on a logarithmic scale; the second line is dashed."""
+    """Return lines of durations by hour, on a logarithmic scale; the second line is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
     low, high = _ends(values) if values else (1.0, 10.0)
     x, y = Scale(0, len(hours), *_ACROSS), Scale(_log(low), _log(high), *_UP)

@@ -47,7 +47,7 @@ PULSE_HOURS = 24
 MOST_RUNS = 5_000
 """Most stages that `ended_by_hour` reads; a run each minute makes 1,440 a day."""
 PULSE_UNITS = 20
-"""Number of newest units of a dataset; the median of their times is the dataset's lag."""
+"""Newest succeeded units of a dataset; their median time from discovery to success is the dataset's lag."""
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
@@ -95,7 +95,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
 
 
 def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[datetime, tuple[int, int]]:
-    """Return the numbers of succeeded and other units by the hour in which `settle` ended."""
+    """Return the numbers of units that succeeded, and that did not, by the hour of their settle."""
     begun = since - timedelta(hours=6)
     counts: dict[datetime, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in view.run("console.settled", stage=f"{dataset}.settle", since=begun, limit=MOST_RUNS):
@@ -122,7 +122,7 @@ def item_map(view: Transaction, records: Sequence[NoddWalRecord]) -> Markup | No
     """Return a map of the units' Items, each linked to its unit; None without Items."""
     boxes = {row.wal_id: row for row in view.run("catalog.boxes_of_units", wal_ids=[row.wal_id for row in records])}
     hues = {dataset: number % HUES for number, dataset in enumerate(sorted({row.dataset for row in records}))}
-    # The newest unit comes last, because the link of the last one of equal outlines is used.
+    # If units have the same outline, the picture has the link of the last unit. So the newest unit comes last.
     shown = [record for record in reversed(records) if record.wal_id in boxes]
     picture = draw_footprints(
         [outline((box.west, box.south, box.east, box.north)) for box in (boxes[record.wal_id] for record in shown)],

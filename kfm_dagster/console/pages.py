@@ -74,7 +74,7 @@ def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Marku
     if address is not None:
         content = Markup('<a href="{}">{}</a>').format(address, content)
     label = Markup(' data-label="{}"').format(_words(name))
-    return Markup("<td{}{}>{}</td>").format(Markup(kind), label, content)  # noqa: S704, one of the two above
+    return Markup("<td{}{}>{}</td>").format(Markup(kind), label, content)  # noqa: S704, a text of this function
 
 
 @jinja2.pass_context
@@ -264,7 +264,7 @@ def static(request: Request) -> Response:
 
 
 def duration(value: timedelta | float) -> str:
-    """Return a span of time in its two largest units; the second is left out when it is 0."""
+    """Return a duration by its two largest parts, such as 2 h 5 min; a second 0 is left out."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

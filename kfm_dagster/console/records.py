@@ -45,7 +45,7 @@ from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units,
 from kfm_dagster.views.view import require_contract
 
 MOST_DAYS = 14
-"""Most days of the picture of gaps: with more than two weeks, an hour would be less than two pixels wide."""
+"""Most days of the picture of gaps; with 14 days, an hour is 2.1 of the picture's 720 pixels wide."""
 MOST_SHOWN = 65_536
 """Most characters of a message on its page; an SQS message can have sixteen times as many."""
 MOST_RECORDS = 100
@@ -135,7 +135,7 @@ def _history_routes(pages: Pages) -> list[Route]:
 
 
 def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
-    """Return all records of a unit, from its message to its lineage."""
+    """Return the content of a unit's page, from its message to its lineage."""
     details = unit_history(pipeline, record)
     with pipeline.database.snapshot() as view:
         lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
@@ -198,7 +198,7 @@ def _dataset(pages: Pages, request: Request) -> Response:
 def _times(
     database: Database, dataset: str, *, since: datetime
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[str, dict[datetime, float]]]:
-    """Return succeeded and other units by hour, and quantiles of seconds to success by name."""
+    """Return units that succeeded and that did not, by hour, and seconds to success by quantile."""
     with database.snapshot() as view:
         settled = ended_by_hour(view, dataset, since)
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()

@@ -48,12 +48,12 @@ class QueueWatch:
     def look(self) -> None:
         """Poll the numbers of visible messages and of dead letters, also hidden dead letters."""
         settings = self._pipeline.settings
-        # Connecting can fail, as the request can.
+        # The lambdas connect to the queues, because a failure to connect is handled like a failed request.
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
     def watching(self) -> AbstractContextManager[None]:
-        """Poll at once and every EVERY_SECONDS; wait up to SHUTDOWN_SECONDS at the end."""
+        """Poll now and every EVERY_SECONDS; at the end, wait up to SHUTDOWN_SECONDS for the thread."""
         # A thread that outlives the interpreter keeps DuckDB's objects, and DuckDB's extension reports these as leaked.
         return self._pipeline.threads.repeating(
             self.look, seconds=EVERY_SECONDS, name="queue-watch", at_once=True, patience=SHUTDOWN_SECONDS
