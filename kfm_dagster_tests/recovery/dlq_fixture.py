@@ -136,7 +136,7 @@ class DlqFixture:
         return [message.body for message in dlq.look(10_000, budget_seconds=30)]
 
     def requeues(self) -> dict[str, int]:
-        """Count how often a drain readmitted each unit."""
+        """Count how often drains requeued each unit."""
         rows = self.ask(
             "SELECT wal_id, count(*) AS times FROM nodd_wal_transitions WHERE reason = 'dlq-drain' "
             "AND to_status = 'pending' GROUP BY wal_id"

@@ -116,7 +116,7 @@ def test_a_drain_processes_three_hundred_dead_letters_of_every_class_on_their_qu
     requeued = own_tx(ledger).get(dlq_fixture.wal_ids([MISSING[0]])[0])
     assert (requeued.replay_reason, requeued.replay_run_id) == ("dlq-drain", report.run_id)
     counted = dead_letters_counted(dlq_fixture)
-    # 210 had been received before. 100 messages of failed units and 100 of unknown units are processed again.
+    # The pipeline had received 210 of the messages. The drain processes 100 of failed and 100 of unknown units.
     assert counted == {
         (Total.DEAD_LETTERS, DATASET): 200,
         (Total.DEAD_LETTERS, ""): 10,

@@ -55,7 +55,7 @@ START = ["--reason", "reader fixed", "--confirm"]
 def stand(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
     stand_ = open_stand(home, "")
-    # The commands use the real clock, and so do their workers.
+    # Commands and workers use the real clock; the stand's records must be in their past.
     stand_.clock.now = datetime.now(UTC) - timedelta(hours=1)
     yield stand_
     stand_.pipeline.close()

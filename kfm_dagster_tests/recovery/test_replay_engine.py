@@ -151,7 +151,7 @@ def test_units_that_changed_since_the_selection_are_skipped_and_counted(stand: S
     assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units admitted, skipped 1 moved")
     stand.work()
     stand.clock.forward(60)
-    # The unit has another result by now, whose replacement is not approved.
+    # A third replay gives the succeeded unit a new result, which the second replay is not approved to replace.
     repeated = repair(labels={"replay_reason": "test"}, filters={"wal_ids": [succeeded[0].wal_id]})
     stand.carry_out(stand.engine.start(repeated, PERSON).replay_run_id)
     stand.clock.forward(60)
@@ -212,7 +212,7 @@ def test_an_advance_killed_between_any_two_statements_loses_and_duplicates_no_un
     names = "replay.lock replay.next_batch replay.units_of_batch replay.decide ledger.requeue ledger.decide"
     assert {str(statement(dialect, name)) for name in (*names.split(), "ledger.override")} <= moments
     assert {Failpoint.DATABASE_COMMIT_BEFORE, Failpoint.DATABASE_COMMIT_AFTER} <= moments
-    # One process died just after its commit, so its batch was readmitted once.
+    # One process died just after its commit; the next process did not admit the same batch again.
     assert set(admissions(stand, run.replay_run_id).values()) == {1}
     stand.carry_out(run.replay_run_id)
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
@@ -235,7 +235,7 @@ def contend(stand: Stand, replay_run_id: str, together: Barrier) -> list[int]:
                 together.wait(60)
         elif step.hold is None or step.hold.reason is not HoldReason.RATE:
             return won
-        time.sleep(0.005)  # without it the last holder would get SQLite's lock again
+        time.sleep(0.005)  # without the pause this worker could get SQLite's lock again
 
 
 @pytest.mark.clause("RPL-05")

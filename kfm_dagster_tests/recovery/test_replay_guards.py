@@ -313,7 +313,7 @@ def test_the_next_batch_waits_for_the_rate_limit_for_other_batches_and_for_live_
         held: Hold | None = reason_to_hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name
         assert held is None or "expected" in str(held)
-    # A clock that is behind does not make the queue look older.
+    # If this machine's clock is behind, the age of the queue is zero, not negative.
     ahead = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=NOW + timedelta(seconds=30))
     assert queue_age(ahead) == 0
 
@@ -328,7 +328,7 @@ def test_a_replay_pauses_for_pending_live_units_and_resumes_by_itself(stand: Sta
     assert held.reason is HoldReason.QUEUE_AGE
     assert stand.engine.report(run.replay_run_id).hold == held
     assert stand.engine.at_work()
-    # A switched-off dataset waits for a person and does not delay another dataset's replay.
+    # Once the live unit has succeeded, the replay continues.
     stand.work()
     assert stand.engine.advance(run.replay_run_id).admitted is not None
     assert stand.statuses() == {"failed": 2, "pending": 2, "succeeded": 1}
