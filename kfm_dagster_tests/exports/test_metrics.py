@@ -456,6 +456,6 @@ def test_depths_count_visible_messages_and_all_dead_letters_and_are_absent_if_a_
     silent = QueueWatch(replace(connected, connect_dead_letters=unanswered))
     silent.look()
     assert silent.depths() == {settings.sqs_primary_queue: 7}
-    # A depth is dropped after a minute.
+    # A depth older than FRESH_SECONDS is not reported.
     monkeypatch.setattr("kfm_dagster.console.serving.FRESH_SECONDS", -1.0)
     assert watch.depths() == {}
