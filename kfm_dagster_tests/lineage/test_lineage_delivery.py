@@ -348,7 +348,7 @@ def test_without_configuration_no_event_leaves_the_machine(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
-    # The client writes aliases of OPENLINEAGE_URL into the environment; setting them first restores them later.
+    # The client sets aliases of OPENLINEAGE_URL; monkeypatch removes them at the end only if it has set them before.
     for alias in ("TYPE", "URL"):
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}", "x")
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}")

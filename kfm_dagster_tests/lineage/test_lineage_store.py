@@ -118,7 +118,9 @@ def test_a_failing_path_gives_an_issue_and_a_replay_emits_the_missing_lineage(
 
 @pytest.mark.clause("OPR-11", "BEY-08")
 def test_a_unit_without_a_document_fails_no_other_unit(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    raw = dataclasses.replace(registered(1).raw, topic_arn="\ud800")  # no UTF-8 form; only PROV has the topic
+    raw = dataclasses.replace(
+        registered(1).raw, topic_arn="\ud800"
+    )  # no UTF-8 form; only PROV documents have the topic
     batch = [
         registered(0),
         registered(1, raw=raw),

@@ -85,7 +85,7 @@ def test_every_step_is_published_once_on_both_paths_with_its_measurements(
     energy = Mock(**{"begin.return_value.return_value": MEASURED})
     nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=energy, usd_per_hour=36.0))
     run_three_ways(nodes, node)
-    assert lineage.publish_staged() == 4  # two runs, whose steps are mixed, and two paths
+    assert lineage.publish_staged() == 4  # for each of two runs, a file on each of two paths
     assert lineage.publish_staged() == 0
 
     published = events(root)
