@@ -129,7 +129,7 @@ def test_evidence_has_no_content_that_governance_withholds(why: str, pipeline: P
     item = chain.volumes(1)[0]
     chain.put(objects, [item])
     if why == "sensitive areas":
-        # The object's location is unknown or in a sensitive area.
+        # While areas are declared, any object may lie in one.
         pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
     else:
         change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
@@ -216,7 +216,7 @@ def test_only_stored_text_is_redacted(value: Any, monkeypatch: pytest.MonkeyPatc
     lengths: list[int] = []
 
     def counted(text: str, limit: int = 500) -> str:
-        lengths.append(min(len(text), 20_000))  # `redact` examines no more
+        lengths.append(min(len(text), 20_000))  # `redact` examines at most this many
         return redact(text, limit)
 
     monkeypatch.setattr(evidence_bundle, "redact", counted)

@@ -296,7 +296,7 @@ AROUND_THE_POLE = [[0.0, 80.0], [90.0, 80.0], [180.0, 80.0], [-90.0, 80.0], [0.0
         # A box inside the area, and a box around the area.
         (ring((10, 0, 11, 1)), (10.4, 0.4, 10.6, 0.6), True),
         (ring((10.4, 0.4, 10.6, 0.6)), (10, 0, 11, 1), True),
-        # Across the antimeridian: unsplit, from both sides; and two boxes that only touch there.
+        # An area across the antimeridian, with boxes on both sides; and two boxes that only touch at the antimeridian.
         (ring((179, 0, -179, 1)), (-179.5, 0, -178, 1), True),
         (ring((179, 0, -179, 1)), (178, 0, 179.5, 1), True),
         (ring((179, 0, -179, 1)), (179.5, 0, -179.5, 1), True),
@@ -376,7 +376,7 @@ def test_a_donut_displaces_a_footprint_reproducibly_within_its_bounds(longitude:
     shown = shown_at(box)
     assert shown == shown_at(box), "equal footprints must be shown at equal locations"
     _, _, away = EARTH.inv(longitude, latitude, *shown)
-    # The shown cell lies around the displaced location, with a radius of at most a quarter of the ring.
+    # The shown cell lies around the displaced location, with a radius of at most a quarter of the ring's width.
     assert DONUT["minimum_m"] - 20_000 <= away <= DONUT["maximum_m"] + 20_000
     assert math.isfinite(away)
 

@@ -220,7 +220,7 @@ def test_a_configured_reason_is_valid_for_every_command_that_readmits_units(
     with (configs / REPLAY_PLAN).open("a") as plan:
         plan.write("reasons: {reprocess-2025: the yearly one}\n")
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
-    # A plan needs no row of the reason and writes none.
+    # A dry run neither needs nor stores the reason in the database.
     assert call("replay", "dry-run", "--wal-id", units["failed"].wal_id, *reason).code == ExitCode.DONE
     assert every_row(deployment.database) == before
     assert call(*released).code == call(*replayed).code == ExitCode.DONE

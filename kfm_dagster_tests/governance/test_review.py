@@ -108,7 +108,7 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
 def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_batch(
     call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of other selections, two units, is exceeded; the units were written days after their own times."""
+    """Five units exceed the limit of selections by event time (two); they were written days after their own times."""
     narrow = replace(LIMITS[Environment.PROD], max_selection_records=2, default_batch_size=2, max_batches=1)
     monkeypatch.setattr(engine, "LIMITS", {Environment.PROD: narrow})
     start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)
@@ -170,7 +170,7 @@ def test_an_impossible_approval_is_refused_in_one_line_and_changes_no_row(call: 
         assert (answer.out, answer.err.count("\n")) == ("", 1), name
         assert expected in answer.err, name
         assert every_row(prod.database) == before, name
-    # Pending: two that their proposer tried to approve, one without a reason, one whose unit changed; not the expired.
+    # Still open: the proposals of the two cases with their own proposer, of "no reason" and of "a changed unit".
     assert len(call("governance", "pending", "--json").rows) == 4
 
 
