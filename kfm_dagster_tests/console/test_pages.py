@@ -147,7 +147,7 @@ def test_each_chart_has_a_label_with_the_values() -> None:
     hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
     bars = bar_chart("Units", hours, {hours[0]: (1200, 900), hours[47]: (0, 1)})
     assert 'aria-label="Units: 1,200 succeeded, 901 did not"' in bars
-    # Both counts of an hour are one bar, below the chart's top; the lowest bar is still visible.
+    # The two counts of an hour are stacked, below the chart's top; the lowest bar is still visible.
     assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["46.4", "34.8", "1.0"]
     assert re.findall(r' height="([\d.]+)"', bar_chart("Units", hours, {hours[0]: (1, 0)})) == ["58.0"]
     assert "<rect" not in bar_chart("Units", hours, {})
