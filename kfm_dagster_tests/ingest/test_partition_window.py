@@ -224,8 +224,8 @@ def test_runs_are_planned_for_pending_units() -> None:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",)), (DAY, ("a",))],
         ),
-        # Requested runs cover their units; beside two active live runs or a bulk run, a further run must cover at least
-        # half of a run's maximum units, or a hundred.
+        # A requested run covers a run's maximum units. Beside two live runs, a further live run needs half of the
+        # maximum or a hundred units, whichever is less; beside a bulk run, a further bulk run needs half of it.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 11}, "coming": {DAY: 1}}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 24}, "coming": {DAY: 2}}, []),

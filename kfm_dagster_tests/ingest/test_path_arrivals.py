@@ -86,7 +86,7 @@ def test_each_row_refers_to_the_path_along_which_it_was_integrated(pipeline: Pip
         assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
         assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
         assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
-        # In a sample, light crosses a gate of 250 m and returns: 500 m in a vacuum, less in air. No element is longer.
+        # Within one sample light crosses a gate of 250 m and returns: 500 m in a vacuum. No path element is longer.
         assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
         assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
         assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)

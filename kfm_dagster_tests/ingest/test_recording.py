@@ -90,7 +90,7 @@ def test_only_the_units_that_the_database_refuses_are_rejected(
     assert [states[message.message_id] for message in messages[4:]] == [
         DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.REJECTED, DeliveryState.IN_FLIGHT,
     ]  # fmt: skip
-    # A message with only rejections becomes visible at once, for the redrive policy.
+    # A message with only rejections becomes visible at once, so that the redrive policy soon moves it to the DLQ.
     assert queue.visibility == [(messages[6].receipt_handle, 0)]
     assert_conserved(pipeline)
 
