@@ -113,7 +113,7 @@ def test_freshness_policies_follow_the_contracts_and_a_sample_feed_has_none(
     fresh = {slug(contract.id) for contract in contracts if contract.freshness and not contract.metadata.retired}
     scheduled = {slug(contract.id) for contract in contracts if contract.storage.scheduled_listing}
     assert whole.keys() == fresh | scheduled - {"surface_obs"} | {"listed"}
-    # A GOES full disk comes every 15 minutes; a listed dataset is listed once an interval.
+    # Fail and warn after four and two times the budget: 15 minutes for GOES, the listing's interval for `listed`.
     assert whole["goes_abi"] == dg.FreshnessPolicy.time_window(timedelta(hours=1), timedelta(minutes=30))
     assert whole["listed"].warn_window.to_timedelta() == timedelta(days=2)
     assert policies(Settings(scheduled_listings=False, contracts_dir=tmp_path)).keys() == fresh

@@ -150,7 +150,7 @@ def test_a_run_is_forked_with_the_code_and_memory_of_its_server_and_outlives_the
     ) as deployment:
         # Wait for the server, and for the process from which runs are forked.
         noted(location / "imports", lines=2)
-        # Update all files while both processes run.
+        # Change lockfile, code and SQL while both processes run, as an upgrade does.
         (checkout / pipeline.LOCKFILE).write_text("pinned==2\n")
         (checkout / "kfm_dagster" / "later.py").write_text('"""New."""\n')
         (checkout / "sql" / "queries" / "ledger.sql").write_text("-- name: replay_reasons\nSELECT 2\n")
