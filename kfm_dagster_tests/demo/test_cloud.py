@@ -113,7 +113,7 @@ def test_a_record_has_the_structure_of_a_captured_record(shared_data: Path) -> N
     same = ("eventVersion", "eventSource", "awsRegion", "eventTime", "eventName")
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
     assert ours["s3"]["bucket"]["arn"] == theirs["s3"]["bucket"]["arn"]
-    # The first ten digits are the seconds of the event's time, or one more or less.
+    # The first ten digits of a sequencer are seconds; the captured number differs from the event's by at most one.
     assert abs(int(ours["s3"]["object"]["sequencer"][:10], 16) - int(bare["sequencer"][:10], 16)) <= 1
 
 
