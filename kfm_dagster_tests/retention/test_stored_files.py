@@ -236,7 +236,7 @@ def test_a_retention_that_is_killed_midway_is_completed_by_the_next_retention(
     meanwhile = list(pruner.batches(pipeline.clock.now))
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
-    # The second retention deletes the same files.
+    # Deleting files that are already gone, as a concurrent retention does, is no error.
     for batch in meanwhile:
         pruner.remove(batch)
 
