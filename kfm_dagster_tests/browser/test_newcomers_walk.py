@@ -50,7 +50,7 @@ def newcomers(checkout: Path) -> dict[str, str]:
     """The variables of a new user's shell."""
     return {
         "KFM_ACTOR": NEWCOMER,
-        # The environment has the tested checkout's package; an install would replace it by the clone's.
+        # The clone's package takes precedence over the installed one; an install would change this environment.
         "PYTHONPATH": str(checkout),
         # Otherwise the walk's commands would be sub-makes of the tests' own `make test`.
         "MAKEFLAGS": "",
