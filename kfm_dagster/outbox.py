@@ -55,7 +55,7 @@ class Outbox:
     def put(
         self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
     ) -> None:
-        """Add an entry that is due at once, unless the consumer has an entry for the subject."""
+        """Add an entry that is due now, unless the consumer has an entry for the subject."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
@@ -84,7 +84,7 @@ class Outbox:
             return self._claim(tx, consumer, subject)
 
     def advance(self, entry: Entry, position: int) -> None:
-        """Save a new position, clear failures and error, and make the entry claimable at once."""
+        """Save a new position, clear failures and error, and make the entry claimable now."""
         self._write(replace(entry, position=position), until=self._clock(), failures=0, error=None)
 
     def renew(self, entry: Entry) -> bool:
@@ -92,7 +92,7 @@ class Outbox:
         return self._write(entry, until=self._clock() + self._lease, failures=entry.failures, error=entry.last_error)
 
     def release(self, entry: Entry) -> None:
-        """Save position and payload, and make the entry claimable at once."""
+        """Save position and payload, and make the entry claimable now."""
         self._write(entry, until=self._clock(), failures=entry.failures, error=entry.last_error)
 
     def defer(self, entry: Entry, error: str) -> bool:

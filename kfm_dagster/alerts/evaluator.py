@@ -1,8 +1,8 @@
 """The evaluator of alerts: from recorded events to messages sent by services of apprise.
 
-A dead channel delays no other channel, and no log line, row or page shows a credential. Belongs here: the receivers of
-each alert, the URLs of KFM_ALERT_URLS, and sending a message to a URL. Does not belong here: the rules
-(`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
+In an evaluation, a dead URL delays the other URLs by at most one timeout. No log line, row or page shows a credential.
+Belongs here: the receivers of each alert, the URLs of KFM_ALERT_URLS, and sending a message to a URL. Does not belong
+here: the rules (`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
 """
 
 from __future__ import annotations

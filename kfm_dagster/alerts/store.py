@@ -41,9 +41,10 @@ class AlertState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """An alert. `observed`: events in the window; `place`: stage, product or code of the newest.
+    """An alert. `observed` counts the window's events; `place` is a stage, product or code.
 
-    At most one alert is open under a `key`; by this key, receivers can drop repetitions.
+    `place` belongs to the newest event. At most one alert is open under a `key`; by this key, receivers can drop
+    repetitions.
     """
 
     alert_id: int

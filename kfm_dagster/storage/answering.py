@@ -53,8 +53,8 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
 def answering(what: str, setting: str) -> Iterator[None]:
     """Translate the errors of a store; the environment variable `setting` names the store.
 
-    Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it does not answer. Errors about an
-    existing or a missing key, and other OSErrors, propagate unchanged.
+    Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it is full or does not answer. All
+    other OSErrors, and errors about an existing or a missing key, propagate unchanged.
     """
     try:
         yield

@@ -81,7 +81,7 @@ class RemoteObject:
 
     @property
     def size(self) -> int:
-        """Size in bytes, from the last head, else by a request."""
+        """Size in bytes: the known size, else by a request."""
         return self.head().size if self._size is None else self._size
 
     def head(self) -> ObjectHead:

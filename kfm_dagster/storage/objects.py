@@ -91,8 +91,8 @@ class ObjectStores:
         """Open a data object or sidecar of the contract, without a request.
 
         If `etag` (without quotes) is set, only that version of a bucket's object is read, else only the version of the
-        first answer. A known `size` and the `first` bytes of that version save later requests. A folder ignores all
-        three, because its files are read in place.
+        first answer. A known `size` and the `first` bytes of that version save later requests. With an object root,
+        all three are ignored, because files are read in place.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
@@ -183,9 +183,9 @@ class ObjectStores:
         next(iter(self._store(contract, bucket).list(prefix=folder, chunk_size=1)), None)
 
     def endpoint(self, contract: DatasetContract) -> str | None:
-        """Return the URL of the contract's first bucket, for an unsigned request; None for a folder.
+        """Return the URL of the contract's first bucket, for an unsigned request, or None.
 
-        Raises ConfigurationError for an impossible endpoint.
+        None for a folder, and for Azure without an account. Raises ConfigurationError for an impossible endpoint.
         """
         if self._root is not None:
             return None
