@@ -1,1 +1,1 @@
-"""Exports: explanations of the records, and documents for the rest of the platform."""
+"""Exports: explanations, status and metrics; DCAT, graph and release bundle as files."""

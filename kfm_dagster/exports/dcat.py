@@ -277,7 +277,7 @@ def frequency(contract: DatasetContract) -> Document:
 
 
 def _interval(contract: DatasetContract) -> int | None:
-    """Return the seconds between sets of objects; None if objects come singly."""
+    """Return the seconds between listings, else between product hours; None without both."""
     listing = contract.storage.scheduled_listing
     if listing is not None and not contract.notifications.topics:
         return listing.every_seconds

@@ -41,7 +41,7 @@ class Urgency(StrEnum):
     NOW = "now"
     """The matter needs a person's action."""
     KNOW = "know"
-    """The matter resolves by itself, or is the effect of a person's decision."""
+    """No action is needed now, for example because the matter resolves by itself or a person has decided it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -132,7 +132,7 @@ def draw(picture: GapPicture) -> str:
 
 
 def _bars(row: GapRow, hours: Sequence[datetime], x: Scale) -> Iterator[tuple[float | None, float, float]]:
-    """Yield share, start and width of a bar for each run of hours with the same share."""
+    """Yield share, start and width of a bar for consecutive hours that have the same share."""
     for share, group in groupby(range(len(hours)), key=lambda number: row.shares.get(hours[number])):
         numbers = list(group)
         yield share, x(numbers[0]), x(numbers[-1] + 1) - x(numbers[0])

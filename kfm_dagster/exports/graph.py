@@ -59,7 +59,7 @@ class NodeKey(NamedTuple):
 
     @property
     def csv_id(self) -> str:
-        """Identifier among the nodes of every label."""
+        """Identifier that is unique among the nodes of all labels."""
         return f"{self.label}:{self.value}"
 
     def pattern(self, variable: str) -> str:
@@ -132,7 +132,7 @@ def export_graph(database: Database, registry: ContractRegistry, *, folder: Path
             edges.writerow([start.csv_id, end.csv_id, kind])
             counts[kind] += 1
         for file in files:
-            # The underlying files stay open: atomic_files still puts them in place.
+            # Detached without closing, because atomic_files still writes the underlying files to disk.
             file.detach()
     return dict(counts)
 

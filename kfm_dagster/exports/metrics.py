@@ -27,7 +27,7 @@ from kfm_dagster.lineage.batches import backlog
 from kfm_dagster.telemetry.totals import SUM, Total, bound_label, kept_totals
 
 ATTEMPTS = (1, 2, 3, 4, 5, 10)
-"""Upper bounds of the histogram's buckets, in attempts: contracts allow 3 to 10 per unit (spec 001, section 8)."""
+"""Upper bounds of buckets, in attempts: a contract allows 3 by default, spec 001, section 8 proposes 5 to 10."""
 QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nearly_all_at", "1": "oldest_at"}
 """Quantiles of the age of waiting units, each with its column of `ledger.waiting`."""
 NO_DEPTHS: Mapping[str, int] = {}

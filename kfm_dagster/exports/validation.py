@@ -60,7 +60,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     kpis = {**recorded.kpis(), "p_dim": closure["p_dim"]}
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
     states: dict[str, dict[str, int]] = defaultdict(dict)
-    # Counts the newest attempt of every run.
+    # For each stage, the query counts the newest attempt of each run by state.
     for stage, state, runs in ask("reports.stage_states", attempts=attempts_table(attempts)):
         states[stage][state] = runs
     return {

@@ -65,7 +65,7 @@ class StageTransition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A recorded retry or replay of a stage, or its compensation; `number` counts from 1."""
+    """A retry, replay or compensation of a stage; `number` is that of the attempt, from 1."""
 
     at: datetime
     stage: str

@@ -58,7 +58,7 @@ class Explanations:
     reexecutions: Reexecutions | None = None
 
     def explain(self, run: str) -> run_report.RunReport:
-        """Return the report of a run, by its id, its root run's id, a unique prefix, or `latest`.
+        """Return the report of a run, named by its id, a unique prefix of its id, or `latest`.
 
         A wal_id means the run that last changed the unit; an Item's id means the run that wrote the current Item.
         Raises UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.
@@ -108,7 +108,7 @@ class Explanations:
             candidates: dict[str, Reexecution | None] = {row.run_id: None for row in rows}
             of_unit = tx.run("explanation.runs_of_unit", name=run).scalars().all()
         for reexecution in self.reexecutions.beginning(run, limit=limit) if self.reexecutions else ():
-            # Other re-executions have no records, because their root run has none.
+            # If the root run has no records, the re-execution has none either.
             if self.run_states.of_run(reexecution.root_run_id) or self._intents(reexecution.root_run_id):
                 candidates[reexecution.run_id] = reexecution
         run_id = whole_id(run, candidates.keys(), what="run id")
