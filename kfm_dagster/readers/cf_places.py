@@ -45,13 +45,14 @@ class Place:
     steps: Mapping[str, float | None] = field(default_factory=dict)
     plane: tuple[str, str] | None = None
     reference_system: str | None = None
-    """Reference system of projected axes; None for axes of WGS 84 longitudes and latitudes."""
+    """Reference system of projected axes; None without axes, and for WGS 84 longitudes and latitudes."""
 
 
 def place(header: NetcdfHeader) -> Place:
     """Return the place of a file's values.
 
-    Raises ReadError: MISSING_GEOLOCATION for incomplete axes and unknown projections, INVALID_GEOMETRY.
+    Raises ReadError: MISSING_GEOLOCATION for incomplete axes and unknown projections, INVALID_GEOMETRY for impossible
+    axes and outlines.
     """
     if {"x", "y"} & {axis_kind(axis) for axis in header.axes.values()}:
         x, y = grid_axis(header, "x"), grid_axis(header, "y")

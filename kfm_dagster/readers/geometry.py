@@ -28,7 +28,7 @@ from kfm_dagster.readers.base import ReadError
 _LONGEST_SIDE = 45.0
 """Maximum degrees of longitude between positions on a parallel: on a sphere a line between them leaves the parallel."""
 _DECIMALS = 9
-"""Decimals of a degree (a tenth of a millimetre): no rounding error may move a side from the antimeridian across it."""
+"""Decimals of a degree (a tenth of a millimetre). So rounded, no side on the antimeridian crosses it by an error."""
 DISC_POINTS = 36
 """Points on the rim of a disc, a multiple of four."""
 _WGS84 = Geod(ellps="WGS84")

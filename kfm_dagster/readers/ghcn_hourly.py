@@ -179,7 +179,7 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     if text.rest:
         rows.take([text.rest])
     first, last = span(rows.first, rows.last, year=request.groups.get("year"))
-    # In the order of their latest times.
+    # The places, in the order of their latest times.
     places = [_numbers(place) for place in sorted(rows.places, key=rows.places.__getitem__)]
     positions = [(latitude, longitude) for latitude, longitude, _ in places if latitude is not None is not longitude]
     columns = len(rows.columns)

@@ -41,8 +41,8 @@ _DIMENSIONS = {
 unlimited dimension has length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Variable that only files since October 2018 have. These also have times of the detector's frames; all their times are
-in seconds."""
+"""One of the variables with times of the detector's frames, which only files since October 2018 have. All times of such
+a file are in seconds."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
 """Quantities whose unit depends on the file (milliseconds or seconds, km2 or m2), with the variable that states it."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
@@ -113,8 +113,8 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
 def _header(root: Hdf5Group) -> dict[str, Any]:
     """Return header values, unrounded, under the file's own names, without absent values.
 
-    `dims` has the length of each dimension. The numbers of events, groups and flashes in the file are among them, and
-    may be smaller than event_count, group_count and flash_count.
+    `dims` has the length of each dimension. The lengths include the numbers of events, groups and flashes in the file,
+    which may be smaller than event_count, group_count and flash_count.
     """
     native = goes_granule.variables(root, _VARIABLES)
     lengths = {name: _length(root, variable) for name, variable in _DIMENSIONS.items()}

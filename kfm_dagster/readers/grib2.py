@@ -11,7 +11,7 @@ message over LAST_MESSAGE_BYTES costs two requests: for its start and for its en
 Without an index, an object of any size is walked from message to message, with one request for a message, or two if its
 bit map is long. If the dataset has no indexes, the fields have the names that wgrib2 would give them
 (`grib2_names.py`). If there are more than WALK_MESSAGES messages, the walk ends there: the object's end is checked, a
-finding states this, and no field is named.
+finding states that the other messages were not walked, and no field is named.
 
 The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
 with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid at
@@ -215,7 +215,10 @@ def _check_step(first: GribMessage, lead: timedelta | None, findings: Findings) 
 def _from_index(
     request: ReadRequest, window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings
 ) -> Inventory | None:
-    """Return the sidecar's inventory; if no sidecar matches, add a finding and return None."""
+    """Return the sidecar's inventory; None if no sidecar matches.
+
+    Adds a finding before it returns None, unless the sidecar is missing and the object states its own length.
+    """
     sidecar = request.sidecar(INDEX_SUFFIX)
     if sidecar is None:
         if not states_length(window):

@@ -169,8 +169,8 @@ def _point(latitude: float, longitude: float) -> tuple[float, float]:
 def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.0 or 3.40.
 
-    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments of columns and rows (3.40: of
-    columns only).
+    Octets: 39-46 unit of angles, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments of columns and rows
+    (3.40: of columns only).
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):

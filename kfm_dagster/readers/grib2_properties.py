@@ -209,7 +209,7 @@ def native(first: GribMessage, grid: Grid) -> dict[str, Any]:
         "dataRepresentationTemplateNumber": first.packing,
         "parameterCategory": product.category,
         "parameterNumber": product.number,
-        # Not a key of ecCodes: discipline, category and number at once, as tables of parameters have them.
+        # Not a key of ecCodes: discipline, category and number together, as tables of parameters have them.
         "parameter": f"{first.discipline}.{product.category}.{product.number}",
         **product.origin,
         "forecastTime": product.forecast_time,

@@ -72,7 +72,7 @@ def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
     if len(rows) != lines:
         wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has an invalid line: {wrong[:80]!r}")
-    # Objects of a product share these names, so memory keeps each name once.
+    # Interned, because the objects of a product share these names: each name is in memory only once.
     return tuple(
         IndexEntry(int(message), int(sub or 0), int(offset), reference, *map(intern, names))
         for message, sub, offset, reference, *names in rows

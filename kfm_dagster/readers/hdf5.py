@@ -96,7 +96,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     stated = int.from_bytes(head[end : end + 8], "little")
     if version >= _CHECKED_VERSION:
         verified(head[:_CHECKED_BYTES], "the superblock")
-        # NetCDF-4 writes neither flags of programs that have the file open, nor an extension (an undefined address).
+        # NetCDF-4 leaves no flag of a program that has the file open, and no extension: its address is undefined.
         sound = not head[11] and head[20:28] == _NOWHERE
     else:
         leaves, groups = (int.from_bytes(head[at : at + 2], "little") for at in (16, 18))

@@ -103,7 +103,7 @@ class StoredValues:
                 offset % extent == 0 and offset < length and after % extent == 0
                 for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            # The key after the last chunk may repeat that chunk's offsets, but ends with the end of the element.
+            # The key after the last chunk may repeat that chunk's offsets; its offset in the element is then the end.
             in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
             if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")

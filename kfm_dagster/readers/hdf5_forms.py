@@ -5,8 +5,8 @@ refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer th
 libhdf5 refuses never passes, and numbers and texts are read as libhdf5 reads them (HDF5 file format specification 3.0,
 IV.A).
 
-Belongs here: the checks of messages; the checksums lookup3 (of structures, but not in the format's first versions) and
-Fletcher's (of chunks). Does not belong here: values (`hdf5_messages.py`), and the position of a structure's checksum.
+Belongs here: the checks of messages; the checksums lookup3 (of structures, except those of the format's first versions)
+and Fletcher's (of chunks). Does not belong here: values (`hdf5_messages.py`), the position of a structure's checksum.
 
 lookup3 in Python takes 0.13 microseconds per byte; the headers of a GOES-R file have 10 to 30 KB.
 """
@@ -28,7 +28,8 @@ MAX_MEMBERS = 16
 MAX_DEPTH = 4
 """Maximum levels of nested types; a list of references has 2."""
 KEPT = 256
-"""Maximum cached datatypes, and dataspaces. A dataset's files have some dozen distinct ones, each a hundred times."""
+"""Maximum cached datatypes, and dataspaces. A dataset's files have some dozen distinct messages of each kind, each a
+hundred times."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}

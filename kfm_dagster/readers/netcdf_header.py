@@ -167,7 +167,7 @@ def _axes(named: Sequence[NamedDataset]) -> dict[str, str]:
     own = {variable.name: variable.name for variable in named if variable.dimensions == (variable.name,)}
     stated = [variable for variable in named if len(variable.dimensions) == 1 and variable.attributes.get("axis")]
     dimensions = [variable.dimensions[0] for variable in stated]
-    # Positions of points may have the attribute, too, but there longitudes and latitudes share a dimension.
+    # Positions of points may have the attribute, too. Longitudes and latitudes then share a dimension: it gets no axis.
     others = {dimension: variable.name for dimension, variable in zip(dimensions, stated, strict=True)}
     return {dimension: name for dimension, name in others.items() if dimensions.count(dimension) == 1} | own
 

@@ -3,7 +3,7 @@
 Three marks show the end of a volume: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
 its own end, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut within
 a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. An object cut exactly between two records looks like
-a volume that the radar did not finish (it was restarted, or lost its power): no reader can distinguish these, so the
+a volume that the radar did not finish (it was restarted, or lost its power): no reader can tell which it is, so the
 volume is read as it is, and `VolumeEnd.unchecked` states why it may be incomplete. A loss of records between the first
 and the last is not detected, because a volume has 30 to 80 records, and each would take a request.
 
@@ -40,7 +40,7 @@ from kfm_dagster.readers.ranges import BlockCache, BytesSource
 from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
 
 TAIL_BLOCKS = 2
-"""Blocks of the tail that are requested at once: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
+"""Blocks of the tail that take one request: 128 to 256 KiB; last records take 28 to 95 KB in real volumes."""
 GZIP_READ_BYTES = 1024 * 1024
 MAX_GZIP_BYTES = 16 * 1024 * 1024
 """Largest gzip stream that is read, in requests of 1 MiB: only a complete read reaches its end."""

@@ -6,7 +6,7 @@ removed the transmission around these. An object from elsewhere still has it: `S
 `CR CR LF ETX` after, and zlib frames instead of the message. The first of these frames begins with NOAAPort's
 communications control block and the same heading again.
 
-Belongs here: removing all this within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
+Belongs here: removing this frame within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
-status message (figure 3-17). A message states its length, its blocks state their lengths and must follow each other to
-the message's end, and a compressed message states its unpacked size. All these must match the bytes. The header's count
-of blocks is not checked, because a real storm total product does not count its tabular block.
+status message (figure 3-17). A message and its blocks state their lengths, and a compressed message states its unpacked
+size. A length past the bytes, or a wrong unpacked size, is refused. Surplus bytes, and an offset at which no block
+begins, are stated in `Message.unchecked`. The header's count of blocks is not checked, because a real storm total
+product does not count its tabular block.
 
 Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
 lines. Does not belong here: the frame of the message (`nexrad_l3_bulletin.py`) and the Item (`nexrad_level3.py`).
@@ -96,7 +97,7 @@ def _places(text: str) -> tuple[int, int] | None:
 
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
-"""Maximum unpacked bytes. Super-resolution products may have 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real
+"""Maximum unpacked bytes. Super-resolution products may have 1.3 MB (720 radials of 1,840 bytes, figure 3-11c); real
 objects have 0.5 MB."""
 BLOCKS = ("symbology", "graphic", "tabular")
 """Blocks in the order of their numbers and their offsets (figure 3-6)."""

@@ -65,7 +65,7 @@ class Volume:
 
 
 def read_volume(source: ByteSource) -> Volume:
-    """Read head and end. Raises ReadError (UNREADABLE_FORMAT, TRUNCATED_OBJECT and others)."""
+    """Read head and end. Raises the ReadErrors for the bytes that `read_nexrad_level2` lists."""
     stored = BlockCache(source, block_bytes=READ_BYTES, max_blocks=MAX_READS)
     gzipped = stored.read(0, 2) == b"\x1f\x8b"
     plain: Bytes = stored
@@ -205,7 +205,7 @@ def _properties(volume: Volume, kind: nexrad_radar.RadarKind) -> dict[str, Any]:
     optional = {
         # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
-        # A value of the whole volume has a short name, such as `nexrad:moments`; other names include the part.
+        # `nexrad:moments` is a value of the whole volume; the name of any other value includes the part of the volume.
         "bands": nexrad_radar.moment_bands(end.moments or radial.moments) or None,
         "nexrad:moments": list(end.moments) if end.moments else None,
         "nexrad:first-radial-moments": None if end.moments else list(radial.moments),

@@ -49,7 +49,7 @@ from kfm_dagster.readers.nexrad_radar import (
 from kfm_dagster.readers.ranges import BlockCache
 
 FIRST_BYTES = 256 * 1024
-"""Bytes of a block, the unit of range requests, and of the first request; real objects take 0.1 to 160 KB."""
+"""Bytes of a block (requests are for whole blocks), and of the first request; real objects take 0.1 to 160 KB."""
 MAX_BLOCKS = 16
 MAX_OBJECT_BYTES = MAX_BLOCKS * FIRST_BYTES
 

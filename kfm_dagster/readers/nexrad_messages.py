@@ -78,8 +78,9 @@ class VolumeHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radial:
-    """A radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
+    """A radial: message type 31 (ICD 2620002, table XVII) or 1 (table III).
 
+    cut: number of the elevation cut, a turn of the antenna at one elevation, from 1.
     gate_spacing_m: metres between the reflectivity's range gates; None without reflectivity, or if a gate's length is
     invalid. reach_m: metres to the end of the last gate; None in the same cases, and for type 1, whose cells always
     reach equally far.
@@ -291,7 +292,10 @@ def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
 
 
 def messages_of_record(record: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of an LDM record's messages; `record` has no size. Raises ReadError."""
+    """Yield type and body of an LDM record's messages, from the bytes after its size.
+
+    Raises ReadError.
+    """
     stream = Unpacked(iter([record]), bz2.BZ2Decompressor(), step=READ_BYTES, limit=MAX_RECORD_UNPACKED)
     yield from messages(stream, 0)
     if not stream.complete:

@@ -95,8 +95,8 @@ def site_named(identifier: str) -> Site | None:
 def radar_position(stated: Position | None, site: Site | None, name: str) -> Position:
     """Return the radar's own position, or the site's when the object states none (or zeros).
 
-    Raises ReadError: MISSING_GEOLOCATION without either, INVALID_GEOMETRY for a position that is impossible, or farther
-    than POSITION_TOLERANCE_M from the site.
+    Raises ReadError: MISSING_GEOLOCATION if there is neither, INVALID_GEOMETRY for a position that is impossible, or
+    farther than POSITION_TOLERANCE_M from the site.
     """
     if stated is None or (stated.latitude == 0 and stated.longitude == 0):
         if site is None:

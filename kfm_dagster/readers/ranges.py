@@ -31,7 +31,7 @@ class BytesSource:
 
 
 class BlockCache:
-    """Cache of another ByteSource's blocks; adjacent blocks are requested at once.
+    """Cache of another ByteSource's blocks; adjacent blocks take one request.
 
     A read in one of the last `tail_blocks` blocks requests all of these; the object's first block is never among them.
     A cache serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct

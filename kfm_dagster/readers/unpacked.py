@@ -17,7 +17,7 @@ from kfm_dagster.readers.ranges import BytesSource
 
 
 def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) -> Iterator[bytes]:
-    """Yield [start, end) of a source in requests of `step` bytes, the first of `first` if not 0.
+    """Yield [start, end) by requests of `step` bytes; the first has `first` bytes, if not 0.
 
     Raises ReadError(TRUNCATED_OBJECT) when the source returns fewer bytes.
     """
@@ -86,7 +86,7 @@ class Unpacked:
             discarded = min(start - self._start, len(self._data))
             self._data = self._data[discarded:]
             self._start += discarded
-            # The bytes before the start are unpacked in steps, not at once.
+            # The bytes before the start are unpacked step by step, so that only a step is in memory.
             self._grow(max(end - max(stop, start), self._step))
         return self._data[start - self._start : max(end - self._start, 0)]
 
@@ -107,7 +107,7 @@ Bytes: TypeAlias = ByteSource | Unpacked
 
 
 def gunzipped(source: ByteSource, *, limit: int) -> BytesSource:
-    """Request a gzipped object at once, and return the content of its single stream.
+    """Request a whole gzipped object, and return the content of its single stream.
 
     The stream's end proves that the content is whole, with valid checksum and length (RFC 1952, 2.3.1). Raises
     ReadError: TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or
