@@ -207,7 +207,7 @@ WHERE
 GROUP BY delivery.message_id;
 
 -- name: dead_letter
--- A message that was received from the dead-letter queue, and waits for its units or is deleted, is not changed.
+-- A message that was received from this dead-letter queue is not changed, unless it was rejected.
 UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
 WHERE @locked(
     nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,

@@ -4,12 +4,12 @@
 SELECT value FROM deployment WHERE fact = :fact ORDER BY value;
 
 -- name: add
--- If two processes add the same value at once, the first is kept.
+-- If two processes add the same value, the first is kept.
 INSERT INTO deployment (fact, value, at, actor, reason) VALUES (:fact, :value, :at, :actor, :reason)
 ON CONFLICT (fact, value) DO NOTHING;
 
 -- name: earliest_known_day
--- Earliest day of all units and backfills; asked only while no first day is stored.
+-- Earliest day of all units and backfills, for a deployment that has not stored its first day yet.
 SELECT min(known.day)
 FROM (
     SELECT min(partition_key) AS day FROM nodd_wal_records

@@ -133,6 +133,6 @@ SELECT dataset, product, classes FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);
 
 -- name: arrivals_by_lead
--- For a product without leads, `classes` has the counts of all its objects; for others, `leads` has the counts by lead.
+-- `leads` has the counts by lead. For a product without leads it is empty, and `classes` has the counts of all objects.
 SELECT dataset, product, CASE WHEN CAST(leads AS text) = '{}' THEN classes END AS classes, leads FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);

@@ -238,7 +238,7 @@ FROM @batch(:decisions, decision,
     wal_id text, state text, skip_reason text, admitted_version integer
 )
 WHERE
-    -- With the batch, so that for each decision SQLite reads only the batch's rows, not all waiting rows.
+    -- The batch is a condition, so that for each decision SQLite reads only the batch's rows, not all waiting rows.
     unit.replay_run_id = :replay_run_id AND unit.state = 'selected' AND unit.batch = :batch
     AND unit.wal_id = decision.wal_id;
 

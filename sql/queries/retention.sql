@@ -3,8 +3,8 @@
 -- of a table, so no table has an index for it.
 
 -- name: landing
--- A landed batch is kept while one of its messages is on the queue or was received recently, a unit of a message may be
--- retried, or a quarantined unit has no evidence yet, because the evidence contains the message.
+-- A landed batch is kept while one of its messages is in flight or was received recently, a unit of a message has not
+-- succeeded and is not quarantined, or a case of a unit has no evidence yet, because the evidence contains the message.
 SELECT substr(d.landing_sha256, 8) AS digest
 FROM nodd_wal_deliveries AS d
 WHERE d.landing_sha256 IN (SELECT 'sha256:' || asked.value FROM (@each(:digests)) AS asked)

@@ -128,7 +128,7 @@ END;
 -- The ledger (NODD WAL): status and history of every object. kfm_dagster/ledger/state_machine.py defines the states.
 -- A refusing trigger raises the text "rule: wal_id: from > to".
 
--- Reasons for retrying a failed record; governed codes are added as rows.
+-- Reasons for a record's return to pending. A reason of replay_plan.yaml is added as a row at its first use.
 CREATE TABLE replay_reasons (
     code @id NOT NULL,
     meaning text NOT NULL,
@@ -223,7 +223,7 @@ CREATE TABLE nodd_wal_records (
     ),
     -- Repeats a part of the rule above, because reports read only stac_status.
     CONSTRAINT nodd_wal_records_failed_item_is_no_success CHECK (stac_status <> 'failed' OR status <> 'succeeded'),
-    -- A range that ends before it starts has no partition and breaks every search by time.
+    -- A search by time would miss a range that ends before it starts.
     CONSTRAINT nodd_wal_records_time_range_is_ordered CHECK (time_range_start <= time_range_end),
     -- Text sorts as time only if it has a single form; PostgreSQL has a type for times.
     @sqlite(CONSTRAINT nodd_wal_records_times_are_rfc3339 CHECK (
@@ -399,7 +399,7 @@ CREATE TABLE nodd_wal_transitions (
     IS DISTINCT FROM CASE WHEN NEW.status = 'in_progress' THEN NEW.updated_at ELSE OLD.last_attempt_at END
 );
 
--- A retry of a failed record needs a reason (WSM-07).
+-- A return to pending needs a reason (WSM-07).
 @refuse(
     nodd_wal_records_replay_has_reason, UPDATE ON nodd_wal_records, replay_has_reason: wal_id: status,
     NEW.status = 'pending' AND NEW.replay_reason IS NULL
@@ -689,7 +689,7 @@ EXECUTE FUNCTION kfm_refuse('history_is_written_by_the_ledger');
 CREATE TABLE nodd_wal_deliveries (
     message_id @id NOT NULL,
     queue text NOT NULL,
-    -- The newest handle, because SQS accepts a deletion only with the handle of the last receive.
+    -- The newest handle, because with an older handle SQS may accept a deletion without deleting the message.
     receipt_handle text NOT NULL,
     receive_count integer NOT NULL,
     first_received_at @time NOT NULL,
@@ -721,7 +721,7 @@ CREATE INDEX nodd_wal_deliveries_by_open_state ON nodd_wal_deliveries (state) WH
     OR length(NEW.sns_message_id) > 320 OR length(NEW.topic_arn) > 320 OR length(NEW.receipt_handle) > 4096
 );
 
--- A deleted message would be missing in every balance (BEY-03).
+-- A message without its row would be missing in every balance (BEY-03).
 @kept(nodd_wal_deliveries, deliveries_are_kept);
 
 -- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. AFTER, because an upsert of an existing row fires
@@ -1176,7 +1176,7 @@ CREATE TABLE replay_runs (
     mode text NOT NULL,
     env text NOT NULL,
     state text NOT NULL,
-    -- Why a person or the engine paused or stopped it; null while it runs.
+    -- Why a person or the engine paused or stopped the replay; null in any other state.
     state_reason text,
     spec @json NOT NULL,
     spec_sha256 text NOT NULL,
@@ -1313,7 +1313,8 @@ CREATE INDEX replay_units_by_decision ON replay_units (decided_at) WHERE decided
 );
 @kept(replay_units, replay_units_are_kept);
 
--- Outcome of each unit: skipped or waiting, else the first end after its admission, else its present status.
+-- Outcome of each unit: `selected` (waiting) or `skipped`; once admitted, the first terminal status since then, else the
+-- present status, which is `retrying` for a failed unit with a due time.
 CREATE VIEW replay_outcomes AS
 SELECT
     unit.replay_run_id,
@@ -1469,7 +1470,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
 
 -- Backfills (DAG-05) are replays by listing; this is the progress of each day of each of their datasets.
 
--- One day of one dataset. Objects that were known before are `listed - created - requeued`.
+-- One day of one dataset. Objects that were known before and left unchanged are `listed - created - requeued`.
 CREATE TABLE backfill_days (
     backfill_id @id NOT NULL,
     dataset text NOT NULL,
@@ -1730,7 +1731,7 @@ CREATE TABLE catalog_changes (
     changed_at @time NOT NULL,
     CONSTRAINT catalog_changes_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
     CONSTRAINT catalog_changes_content_is_sha256 CHECK (@sha256(content_sha256)),
-    -- A withdrawn Item has no content, and any other change has one.
+    -- A withdrawal has no content; any other change has the Item's content.
     CONSTRAINT catalog_changes_content_is_of_what_stands CHECK ((content_sha256 IS NULL) = (kind = 'withdrawn'))
 ) @strict;
 
@@ -1876,7 +1877,7 @@ CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
     )
 );
 
--- Failed attempts, whoever recorded them, with the batch that publishes each once.
+-- Failed attempts, whoever recorded the failure, each with the only lineage batch that publishes it.
 CREATE TABLE lineage_failures (
     wal_id @id NOT NULL,
     -- The record's version after its transition to failed.
@@ -1923,7 +1924,7 @@ CREATE TABLE etl_wal (
     CONSTRAINT etl_wal_payload_is_object CHECK (@json_type(payload) = 'object'),
     -- An effect without its time, or a time without an effect, would be wrong forever in lineage.
     CONSTRAINT etl_wal_applied_has_a_time CHECK ((status = 'APPLIED') = (applied_at IS NOT NULL)),
-    -- Without an effect, lineage would state that a run claimed units which it has released.
+    -- If the intent were not applied, lineage would state that a run claimed units which it has released.
     CONSTRAINT etl_wal_claimed_is_applied
     CHECK (claimed IS NULL OR (status = 'APPLIED' AND @json_type(claimed) = 'object'))
 ) @strict;
@@ -2279,7 +2280,7 @@ CREATE INDEX clock_readings_by_time ON clock_readings (at);
     OLD.at > (SELECT @days_before(max(r.at), 30) FROM clock_readings AS r)
 );
 
--- Alerts: what fires since when, how often it was notified, and who acknowledged it (PCS-18).
+-- Alerts: their subject, when they began to fire, how often people were notified, and who acknowledged them (PCS-18).
 CREATE TABLE alerts (
     -- Never reused, so that an acknowledgement by number is of the alert that was notified.
     alert_id @serial(alerts_one_row_per_alert),
@@ -2327,7 +2328,7 @@ CREATE UNIQUE INDEX alerts_one_open_per_key ON alerts (rule, subject) WHERE stat
 
 CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
--- An alert begins as firing, its level only rises, and it stays resolved; only a firing alert is acknowledged.
+-- An alert begins as firing, its level only rises, and a resolved alert never changes; only a firing alert is acknowledged.
 @refuse(
     alerts_begin_firing, INSERT ON alerts, alerts_begin_firing,
     NEW.state <> 'firing' OR NEW.notifications <> 0 OR NEW.acknowledged_at IS NOT NULL

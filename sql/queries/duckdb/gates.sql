@@ -2,7 +2,7 @@
 
 -- name: collisions
 -- units(wal_id, object_uri, object_version, item_id): item_id is null if the unit's Item is not current.
--- owners(item_id, wal_id, object_uri, object_version): units of the current Items, and of the Items before them.
+-- owners(item_id, wal_id, object_uri, object_version): units of the current Items, and of the versions they replaced.
 WITH
 versions AS (
     SELECT object_uri, object_version, count(DISTINCT wal_id) AS times, min(wal_id) AS first, max(wal_id) AS last

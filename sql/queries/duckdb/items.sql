@@ -1,8 +1,9 @@
 -- Queries over the rows of the catalog's GeoParquet.
 
 -- name: matching
--- places(place, west, south, east, north, starts, ends): rows of Items; without a box NaN, which is greater than any number.
--- asked(...): one row of the same bounds; null bounds are not compared. Times are microseconds.
+-- places(place, west, south, east, north, starts, ends): a row per Item. The bounds of an Item without a box are NaN, which
+-- DuckDB treats as greater than any number.
+-- asked(west, south, east, north, starts, ends): one row; null bounds are not compared. Times are microseconds.
 -- A box whose west is greater than its east crosses the antimeridian, so any two such boxes intersect there.
 SELECT places.place
 FROM places CROSS JOIN asked
