@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLE = "KFM_CHANGED_BASE"
 AGE = "12 hours ago"
-"""The minimum age of a base: older than the commits of one session."""
+"""The minimum age of a base, so that a change includes every commit of the last half day."""
 
 
 def base_commit(root: Path = ROOT, named: str = "") -> str | None:

@@ -53,12 +53,12 @@ os.environ.setdefault("KFM_GEOPARQUET", "false")
 if not entry_points(group="kfm_dagster.followers"):
     pytest.exit("the installed metadata is older than pyproject.toml; next: pip install --no-deps -e .", returncode=4)
 
-# Background processes of a shell or nohup ignore these signals, and the tests' processes would inherit that.
+# In the background of a shell or under nohup, pytest would ignore these signals, and so would the processes it starts.
 for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _disposition)
 
-# pytest-xdist sets a width for its workers, which would change the tables of commands.
+# pytest-xdist sets COLUMNS for its workers; the tables that commands print would have another width.
 os.environ.pop("COLUMNS", None)
 
 # Frequent garbage collections would scan the objects of every module and of thousands of tests.
@@ -80,7 +80,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests with `database_url` on both databases, or only on SQLite if marked `one_database`.
 
-    The tests in integration/ test Python code, so SQLite suffices: integration/test_statements.py has the SQL.
+    SQLite suffices for the Python code of integration/; its test_statements.py tests the SQL on both databases.
     """
     if "database_url" not in metafunc.fixturenames:
         return
@@ -187,7 +187,7 @@ def deployment_role(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def deployment_url(deployment_role: str, postgres_url: str) -> str:
-    """The database of `postgres_url`, as the role that a deployment runs with."""
+    """URL of the database of `postgres_url` for the role that a deployment runs with."""
     owner = Database.open(postgres_url)
     grant_deployment_role(owner, deployment_role)
     owner.dispose()

@@ -86,8 +86,8 @@ def execute(url: str, *statements: str) -> None:
 def forget_power_loss(server: str) -> None:
     """Disable the syncs of a server that no test crashes; a killed client loses nothing.
 
-    The server's journal stays small, because it is perhaps in memory. Campaigns that crash a server start
-    their own, with the defaults.
+    The server's journal is kept small, because `scratch.py` can put it in memory. Campaigns that crash a server
+    start another one, with the defaults.
     """
     settings = ("fsync = off", "full_page_writes = off", "max_wal_size = '256MB'")
     execute(server, *(f"ALTER SYSTEM SET {setting}" for setting in settings), "SELECT pg_reload_conf()")

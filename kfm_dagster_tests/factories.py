@@ -60,7 +60,7 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
 
 
 def staged(contract: DatasetContract, status: str, **retired: str | None) -> DatasetContract:
-    """Return a contract with another status; `retired` has since and successor."""
+    """Return a contract with another status; `retired` gives the fields `since` and `successor`."""
     document = contract.model_dump()
     document["metadata"] |= {"status": status, "retired": {"reason": "It ended.", **retired} if retired else None}
     return DatasetContract.model_validate(document)
@@ -162,7 +162,7 @@ JSON = st.recursive(
 
 @st.composite
 def envelopes(draw: st.DrawFn) -> Envelope:
-    """Draw any envelope of the operators, and some impossible ones."""
+    """Draw an envelope as the operators return it; some of its combinations are impossible."""
     start = draw(_TIMES)
     unit = envelope(
         draw(st.integers(0, 10**6)),

@@ -32,7 +32,7 @@ LONGEST = [
     "deployment/test_deployment.py",
     "integration/test_backfill.py",
 ]
-"""Modules of twenty CPU seconds or more, longest first; a missing module only worsens the balance."""
+"""Modules of twenty CPU seconds or more, longest first. A long module that is not listed only worsens the balance."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

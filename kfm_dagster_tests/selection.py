@@ -5,7 +5,7 @@
     KFM_CHANGED_BASE=COMMIT     compare with this commit; default: the newest one older than twelve hours
 
 Without `--changed` pytest runs all tests of its arguments. The selection depends only on base, table and checkout.
-Hypothesis draws by a seed of the base; the header names it, and `--hypothesis-seed` repeats it.
+Hypothesis' seed is made from the base. pytest's header prints the seed as the option that repeats the run.
 Does not belong here: the changed paths (`change.py`).
 """
 

@@ -165,9 +165,9 @@ OF_VALUES = {
     *("ValueError", "TypeError", "KeyError", "LookupError", "AttributeError", "ArithmeticError", "OverflowError"),
     *("RecursionError", "UnicodeDecodeError", "JSONDecodeError", "YAMLError", "error", "ClickException"),
 }
-"""Exceptions about a passed value, of Python, parsers and the command line."""
+"""Exceptions of Python, parsers and the command line about a passed value; they need no redaction."""
 DECODERS = ("readers/",)
-"""Packages without a client: their errors describe an object's bytes, and are redacted when stored."""
+"""Folders that call no service: their errors describe an object's bytes, and are redacted when stored."""
 SAFE = {"error_text", "redacted_error", "redact", "without_secrets"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 
@@ -350,11 +350,11 @@ def test_dagster_shows_no_dsn_of_the_resource_even_if_a_wrong_dsn_is_refused() -
 
 
 SHORT, FACTOR = 1_250, 8
-"""Characters of the short text, and factor of the long text, for which quadratic work costs 64 times as much."""
+"""Length of the short text, and how many times longer the long text is; quadratic work would take 64 times as long."""
 ALLOWED, NOISE_SECONDS = 24, 0.010
-"""The allowed factor of time for the long text, plus a garbage collection."""
+"""The long text may take ALLOWED times as long as the short one, plus the time of a garbage collection."""
 TRIES, TRIES_OF_LONG = 4, 40
-"""Tries of which one must succeed, because other processes disturb the measurement."""
+"""The fastest of TRIES counts, and one of TRIES_OF_LONG must be fast: other processes disturb the measurement."""
 
 PIECES = [
     *("-a", "a.", "a-", "a=", "a@", "a@b", "a@b.c_", "@a.", "a:", "://a", "a://", "a://b?", "?a://", "b:/", ".//@"),
@@ -364,7 +364,7 @@ PIECES = [
     *("\\", "\\\\u0000", '\\"', '"', "'", "[", "{", '{"a":'),
     *("%", "%2", "+", "/", "\n", " ", "\x00", "\ud800", "é", "1"),
 ]
-"""Repeated pieces: starts of the rules' patterns, and their delimiters."""
+"""A text repeats one of these pieces: beginnings and delimiters of the rules' patterns."""
 
 Reader = Callable[[str], Any]
 REGISTRY = ContractRegistry.load()

@@ -33,7 +33,7 @@ WRONG: dict[str, list[str]] = {
         f"postgresql://kfm:pa@ss:{SECRET}@host/db",
     ],
     "first_day": ["", "yesterday", "20250101", "2025-02-30", "2025-01-01T00:00"],
-    # Dagster itself reads this variable from the environment, so its driver must be named.
+    # Dagster reads this URL from the environment itself, so the URL must name the driver.
     "dagster_dsn": [*WRONG_DSNS, "postgresql://kfm@host/db", "postgres://kfm@host/db"],
     "retention_dsn": WRONG_DSNS,
     "stac_api_dsn": WRONG_DSNS,

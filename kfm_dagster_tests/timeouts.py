@@ -10,7 +10,7 @@ from typing import Any
 from kfm_dagster.storage.database import Database
 
 HANG_SECONDS = 1500
-"""Several times the duration of the slowest deployment on two processors beside the other tests."""
+"""Several times as long as the slowest test of a deployment takes on two processors beside other tests."""
 LOCK_SECONDS = 60
 """Many times the duration until one transaction waits for another."""
 
@@ -25,7 +25,7 @@ def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "the cond
 
 
 def await_a_wait(database: Database, other: Future[Any]) -> None:
-    """Return once another transaction waits for this one or has ended; immediately on SQLite."""
+    """Return once a transaction waits for a lock or `other` is done; immediately on SQLite."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     deadline = time.monotonic() + LOCK_SECONDS
     while database.dialect == "postgresql" and not other.done():
