@@ -244,7 +244,7 @@ def run_chain(
     dies_at: Failpoint | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
 ) -> StageBatch:
-    """Run the nodes as Dagster's ops and IO manager do; check after every step that all is accounted for.
+    """Run the nodes as Dagster's ops and IO manager do; check conservation after every step.
 
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """
@@ -343,7 +343,7 @@ def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str
 
 
 def volumes(count: int) -> list[StoredObject]:
-    """Return the first of DAY's 24 sound NEXRAD volumes."""
+    """Return the first `count` of DAY's 24 sound NEXRAD volumes."""
     return list(_volumes()[:count])
 
 

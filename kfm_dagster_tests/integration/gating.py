@@ -45,7 +45,7 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
 
 
 def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Change fields of the contract's `metadata_extract`."""
+    """Change fields of `metadata_extract` in the contract of nexrad-l2."""
     changed: Any = with_section(face.pipeline.registry["nexrad-l2"], "metadata_extract", **changes)
     monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", changed)
 

@@ -80,14 +80,14 @@ def test_a_message_of_several_records_is_deleted_when_its_last_unit_is_terminal(
     for attempt in (1, 2, 3):
         assert queue.deleted == []
         run_pending(pipeline, f"run-{attempt}")
-        # A working run hides its messages for the queue's full timeout.
+        # Only the retries' waits: a working run hides its messages for the queue's full timeout.
         backoffs.append([change for change in queue.visibility if change[1] < VISIBILITY_SECONDS])
         if attempt == 1:
             assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.FAILED: 1}
         pipeline.clock.forward(3600)
         own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
         assert_conserved(pipeline)
-    # The contract has three attempts; waits follow the policy from 60 seconds on, with none after the last.
+    # Of the contract's three attempts, the first two are followed by the policy's waits, which begin at 60 seconds.
     [given_up] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     retry = pipeline.registry[given_up.dataset].retry
     waits = [
@@ -192,7 +192,7 @@ def test_a_run_longer_than_several_leases_keeps_its_claims_and_hidden_messages(
 def test_messages_are_not_hidden_again_before_half_of_the_visibility_timeout(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A batch has one message, and the run has two.
+    # The run's two messages then need two requests, each for one message.
     monkeypatch.setattr("kfm_dagster.ingest.node.BATCH", 1)
     lifecycle = keeper_of(pipeline)
     claimed.forward(TIMEOUT / 2 - 1)

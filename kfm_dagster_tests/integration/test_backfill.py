@@ -57,7 +57,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 CHUNK, OBJECTS, LIMIT = 20, 48, 5
-"""The chunk of a listing, a day of more than two chunks, and the limit of a run's claim."""
+"""Objects per chunk of a listing; objects of the day, in three chunks; units that a run claims at most."""
 BEGINS = date(1991, 6, 1)
 """The first day of DATASET (storage.first_day)."""
 
@@ -149,7 +149,7 @@ def test_a_busy_day_is_recorded_in_chunks_and_known_units_are_unchanged(pipeline
     assert bucket == [CHUNK, 2 * CHUNK, OBJECTS]  # the listing is never more than a chunk ahead of the ledger
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
-    assert len(batch.envelopes) == LIMIT  # the rest is left to further runs
+    assert len(batch.envelopes) == LIMIT  # further runs claim the other units
     records = {record.wal_id: record for record in own_tx(pipeline.ledger).find(limit=10 * OBJECTS)}
     assert Counter(record.lane for record in records.values()) == {Lane.BULK: OBJECTS - 20, Lane.LIVE: 20}
     assert {records[unit.wal_id].version - before[unit.wal_id] for unit in done} == {0}

@@ -357,7 +357,7 @@ UNITS = 3
 
 
 def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield GLM files with flashes; the first request reads a file without flashes completely."""
+    """Yield GLM files larger than a block: a smaller one, without flashes, needs only one request."""
     large = (sample for sample in goes_glm_samples(day, 4 * count) if len(sample[2]) > BLOCK_BYTES)
     return islice(large, count)
 
@@ -371,7 +371,7 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "nbm": (nbm_samples, 2),
     "mrms": (mrms_samples, 1),
 }
-"""Dataset > its samples and the requests for each object; a model's index is a second object."""
+"""Dataset > its samples, and the requests for an object; a model's two include one for the index."""
 
 
 @pytest.fixture

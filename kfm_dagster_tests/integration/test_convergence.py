@@ -155,7 +155,7 @@ def test_a_run_that_is_resumed_after_a_crash_leaves_each_result_once(
     assert pipeline.stages.run_states.get(f"{DATASET}.{operator}", RUN) is None
 
     run_chain(pipeline, DATASET, PARTITION, RUN)
-    # The batch that message_parse claimed is lost; the lease of the claim expires, as after the loss of a worker.
+    # If message_parse crashed, its claimed batch is lost, and its units are released once their lease has expired.
     pipeline.clock.forward(3600)
     own_tx(pipeline.ledger).release_lost()
     work_until_done(pipeline)

@@ -36,7 +36,7 @@ RUN = run_uuid("the run of the day")
 STRIDE = {
     dialect: int(os.environ.get("KFM_CRASH_STRIDE", default)) for dialect, default in (("sqlite", 1), ("postgresql", 3))
 }
-"""Every moment on SQLite and every third on PostgreSQL, since the code is the same; `make soak` runs all."""
+"""On SQLite each moment is tested; on PostgreSQL, since the code is the same, each third, or all by `make soak`."""
 
 
 def run(pipeline: Pipeline, names: Iterable[str], batch: StageBatch | None = None) -> StageBatch | None:

@@ -276,7 +276,7 @@ def once(of: Any, *, where: Any = lambda *_: True) -> Any:
 @pytest.mark.clause("PCS-04", "PCS-06")
 def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver(face.pipeline, *volumes(2))
-    # What fails once: reading run-state, computing a stage, and recording a stage's failure.
+    # Three stages fail once: one reading run-state, two computing; for the last, recording the failure fails, too.
     of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
     monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
     for kind in (MetadataExtract, StacRegister):

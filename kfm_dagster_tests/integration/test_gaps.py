@@ -128,7 +128,7 @@ def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missin
     assert (code, orjson.loads(out)["entered"], orjson.loads(out)["left"]) == (0, 1, 0)
     [entry] = own_tx(pipeline.ledger.log).entries(dataset=DATASET)
     assert (entry.action, entry.actor, entry.reason) == ("reconciled", "ada", "lost message")
-    # The recorded unit is pending in the bulk lane like any other.
+    # The unit that the repair recorded is pending in the bulk lane.
     [waiting] = pipeline.ledger.pending_by_partition()
     assert (waiting.lane, waiting.units) == ("bulk", 1)
     run_pending(pipeline, "repair")
@@ -285,10 +285,10 @@ def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
     assert watched(product("a"), product("b"), followed=("b",)) == (["b"], five)
     over = product("a", until=LATER.date())
     assert watched(over, product("b", until=LATER.date() + timedelta(days=1)), followed=("a", "b")) == (["b"], five)
-    # At the interval of the most frequent product, up to a limit.
+    # The next check is due after the interval of the most frequent product, but not before LEAST_CADENCE.
     assert watched(product("a"), product("b", 30), product("c"), followed=("a", "b", "c"))[1] == timedelta(minutes=2)
     assert watched(product("a", 3600), followed=("a",))[1] == LEAST_CADENCE
-    # Not before the due time, and at the due time.
+    # No feed is checked before the due time; at the due time the feeds are checked.
     for when, looked in ((timedelta(microseconds=-1), False), (timedelta(), True)):
         checked.clear()
         at(pipeline, LATER + LEAST_CADENCE + when)

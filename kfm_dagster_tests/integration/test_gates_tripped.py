@@ -306,7 +306,7 @@ def assert_one_volume_leaves(day: Face, case: Case) -> None:
 @pytest.mark.clause("PCS-14", "PCS-02", "PCS-20")
 def test_the_card_s_thresholds_decide_whether_a_gate_passes(day: Face, monkeypatch: Patch) -> None:
     under(day.pipeline, "min_points: 2", "min_points: 100000")
-    # A fault of all volumes of the day stops the day under the shipped card, too.
+    # If all volumes of the day fail, the stage is stopped, although the card only fails units for G3.
     stopped = day.execute(PATH_JOB, partition=PARTITION, raise_on_error=False)
     check = path_checks(stopped)["G3_path_conventions"]
     assert (check.passed, check.description) == (False, "the batch is stopped (S3)")
@@ -325,7 +325,7 @@ POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
 
 
 REFUSED_AT = list(operators()).index(ProvenanceEmit.operator) + 1
-"""The number of the first refused clock check, which is in provenance_emit: each attempt of a stage checks once."""
+"""Number of the first refused check of the clock. Each attempt of a stage checks once; provenance_emit is refused."""
 
 
 @dataclass
@@ -347,7 +347,7 @@ class ScriptedClock(LockedClock):
     [
         ("retry_policy: {max_retries: 2, backoff: const, base: 10ms, deadline: 10m}", 0, 3),
         ("retry_policy: {max_retries: 0, backoff: const, base: 10ms, deadline: 10m}", 0, 1),
-        # The third attempt is refused ten minutes after the first; a fourth would start later.
+        # The third attempt is refused ten minutes after the first; a fourth would begin after the deadline.
         ("retry_policy: {max_retries: 20, backoff: const, base: 10ms, deadline: 10m}", 5, 3),
         ("retry_policy: {max_retries: 3, backoff: const, base: 10ms, deadline: 10m, retry_on: [E_INTERNAL]}", 0, 1),
     ],

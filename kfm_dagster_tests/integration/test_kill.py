@@ -150,7 +150,7 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounte
         claims = claims_of(pipeline, partition=day.isoformat())
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
-        # A run that died before its claim's commit held no unit; a run that died after settlement released none.
+        # A run that died before its claim's commit, or after settlement, held no unit when it died.
         released = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
         assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
         assert [len(runs) for runs in claims] == [2 if released else 1] * UNITS_PER_DAY
@@ -219,7 +219,7 @@ DEATH = {
     "where": {"operator": MetadataExtract.operator, "units": "[1-9]*"},
     "nth": 1,
 }
-"""A death in the middle of a run: units are claimed and checked, and the step's work is not committed yet."""
+"""A death in the middle of a run: units are claimed and checked, the work of metadata_extract is not committed."""
 
 
 @pytest.fixture

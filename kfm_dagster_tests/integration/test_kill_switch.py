@@ -98,7 +98,7 @@ def test_units_of_a_switched_off_dataset_wait_while_other_datasets_continue(
     )
 
     switches.release("goes-abi", Decision(actor="ada", reason="repaired"))
-    # Until the sensor's next tick, Dagster has perhaps not launched the requested runs yet.
+    # The ledger's sensor requests a run at the second tick that sees the units: nodd_messages may still request it.
     assert work(face, "nodd_messages") == []
     assert [work(face, "nodd_ledger") for _ in range(2)] == [[], [{"goes-abi"}]]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
@@ -194,7 +194,7 @@ def statuses(face: Face) -> dict[str, Status]:
 
 
 def within_window(objects: Path, contracts: ContractRegistry) -> SqsMessage:
-    """Return the message of an object of a day within the window; it must be ingested like any other."""
+    """Store an object of a day within the window, which must be ingested; return its message."""
     [item] = volumes(1)
     put(objects, [item])
     return announce([item.event()], registry=contracts)

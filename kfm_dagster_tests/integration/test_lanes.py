@@ -76,7 +76,7 @@ def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun
 
 @pytest.mark.clause("BEY-14", "DAG-04")
 def test_a_live_message_is_ingested_before_the_bulk_units_of_a_busy_day(small_runs: Face, queue: FakeQueue) -> None:
-    # Bulk work is claimed up to its share, and the rest is pending.
+    # A run has claimed as many bulk units as their share allows; the other bulk units are pending.
     face = small_runs
     bulk_units(face, BULK_UNITS)
     face.tick("nodd_ledger")

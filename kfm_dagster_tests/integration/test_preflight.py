@@ -210,7 +210,7 @@ def test_a_second_ledger_changes_nothing_in_the_catalog_and_the_store_of_the_fir
     [run_request] = face.tick("nodd_messages").run_requests
     face.launch(run_request)
     assert traces.statuses(face.pipeline) == {"succeeded": 2}
-    # The first deployment's mark is not a document of its catalog, and is read once per process.
+    # The mark of the first deployment does not count as a document of its catalog. A process reads the mark once.
     day = DAY.isoformat()
     assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read").code == ExitCode.DONE
     if "://" not in shared:

@@ -169,7 +169,7 @@ def test_a_replaced_object_is_never_read(catalog: Path, aws: EmbeddedCloud) -> N
     assert len(content) == len(other_run)
     in_parts = item.clone()
     del in_parts.assets["data"].extra_fields["file:checksum"]
-    # Another run with the same layout; the object with one byte more; other bytes of the same size.
+    # The new content: another run's, with the same layout; one byte more; other bytes of the same size.
     for version, written in ((item, other_run), (in_parts, content + b"\0"), (in_parts, bytes(len(content)))):
         put_object(aws.endpoint_url, BUCKET, key, written)
         with pytest.raises(ObjectReadError, match="was written again"):
@@ -289,7 +289,7 @@ def test_every_code_block_of_the_python_page_runs(objects: Path, ingest: Ingest)
     assert names["item"].id == "hrrr.20250402.conus.t13z.wrfsfcf00"
     assert names["field"].attrs["units"] == "kg/m^2"
     assert names["forecast"].sizes["valid_time"] == 3
-    # The demo's objects hold patterns, so that their pictures are not of one colour.
+    # Objects with `drawn=True`, as in the demo, have a pattern as data, so that a picture is not of one colour.
     assert names["volume"]["sweep_0"]["DBZH"].shape == (720, 1832)
     assert float(names["volume"]["sweep_0"]["DBZH"].max()) > 40
     assert 5 < float(kfm.open("goes-abi", field="CMI").std()) < 50
@@ -306,7 +306,7 @@ REAL = (
     ),
     ("unidata-nexrad-level2/2016/06/01/KLBB/KLBB20160601_150025_V06", ""),
 )
-"""The real objects of the notebooks; the first one's index, which the folder of real data lacks."""
+"""The real objects of the notebooks, and the index of the first object, which the folder of real data lacks."""
 
 
 def test_the_notebooks_open_and_draw_real_objects(

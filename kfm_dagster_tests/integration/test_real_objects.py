@@ -130,8 +130,8 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         # Multihash of an MD5: code 0xd5 as a varint, 16 bytes.
         assert asset["file:checksum"] == "d50110" + entry["md5"]
         issues = [issue["code"] for issue in properties.get("kfm:issues", [])]
-        # Only two of the models' objects have an index; the Items of the other objects are marked suspect.
-        # NDFD's objects have their length in the first line, which the object of wave heights lacks.
+        # Only two objects of cfs, gfs and hrrr have an index; the Items of their other objects are marked suspect.
+        # An object of NDFD states its length in a first line; the object of wave heights has no such line.
         unindexed = properties["kfm:dataset"] in {"cfs", "gfs", "hrrr"} and "index" not in item["assets"]
         of_unknown_length = properties["kfm:dataset"] == "naqfc" or item["id"] == "ndfd.oceanic.001-003.waveh"
         expected = [MetadataIssue.SIDECAR_MISSING] * unindexed + [

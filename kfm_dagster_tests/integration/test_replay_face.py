@@ -81,7 +81,7 @@ def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_tha
     assert started.success
     replay_run_id = shown(started)["replay_run_id"]
     engine = ReplayEngine(pipeline=face.pipeline)
-    # Omitted fields have the command's defaults: no limit and no replacement.
+    # Fields that the configuration omits have the defaults of `kfm replay`: no limit, and no option is set.
     spec = engine.report(replay_run_id).run.selection.spec
     assert (spec.mode, spec.limits, spec.options) == (Mode.FAILED_ONLY, SpecLimits(), Options())
     assert traces.statuses(face.pipeline) == {"failed": 1}
@@ -97,7 +97,7 @@ def test_by_default_the_replay_job_is_a_dry_run_otherwise_it_starts_a_replay_tha
     assert (entry.actor, entry.details["dagster_run_id"]) == (DAGSTER_UI, started.dagster_run.run_id)
     history = own_tx(face.pipeline.ledger).history(record.wal_id)
     assert [move.actor for move in history if move.reason == "incident"] == [DAGSTER_UI]
-    # The run's audit line about the replay that it serves is not another replay.
+    # The audit line in which the run names its replay does not count as a second replay.
     report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
     assert (report["replays"], report["kpis"]["replay_count"]) == ({"count": 1, "stages": 0}, 1)
 

@@ -315,7 +315,7 @@ def work(face: Face) -> int:
 def test_the_listing_of_a_failed_run_is_recorded_by_the_sensor_and_ingested_once(face: Face, objects: Path) -> None:
     failing(face, MessageParse, "transform")
     assert intents(face) == [("nexrad-l2.message_parse", "FAILED")]
-    # Without units to claim, the intent is closed.
+    # The failed run had listed no object, so its intent is closed.
     face.tick("nodd_ledger")
     assert (intents(face), status_of(face, 1)) == ([], IntentStatus.SKIPPED)
     put(objects, volumes(3))

@@ -218,7 +218,7 @@ def test_a_run_is_not_rolled_back_while_another_process_has_taken_over_the_faile
             work.append(step(pipeline, node(pipeline, IntegrityCheck, "twice"), claimed))
         return claimed
 
-    # The other process executes the stage after the rollback has read its state, before the rollback's transaction.
+    # The other process executes the stage after the rollback has read the stage's state, and before its transaction.
     monkeypatch.setattr(type(pipeline.stages.port), "load_output", lambda _, *key: after_the_other(*key))
     assert roll_back(failed, WHY) is None
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}

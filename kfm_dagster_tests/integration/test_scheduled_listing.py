@@ -38,7 +38,7 @@ def followed() -> str:
 
 
 def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
-    """Schedule a dataset's listings in a pipeline with this time; return the pipeline's clock."""
+    """Enable scheduled listings, and return the pipeline's new clock, which shows `at`."""
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})
     pipeline.registry = pipeline.registry.only([DATASET, "hrrr"])
     clock = pipeline.clock = Clock(at)
@@ -105,7 +105,7 @@ def test_in_january_the_previous_year_is_listed_too(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_retired_dataset_is_listed_until_its_last_day_is_past_the_window(pipeline: Pipeline) -> None:
+def test_a_retired_dataset_is_listed_until_its_last_day_is_older_than_the_listed_days(pipeline: Pipeline) -> None:
     contract = pipeline.registry[DATASET]
     end = datetime.combine(contract.metadata.retired.since, time(), UTC)
     clock = scheduled(pipeline, end + timedelta(days=contract.storage.scheduled_listing.days_back))

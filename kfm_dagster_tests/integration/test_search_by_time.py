@@ -37,7 +37,7 @@ VALID_ON = {
 def objects_by_name() -> dict[str, tuple[str, str, bytes, str | None]]:
     """Return dataset, key, content and index of objects by name; four have no index."""
     accumulation, (_, packed) = "RadarOnly_QPE_24H_00.00", mrms.make_mrms(valid=NEW_YEAR)
-    # Section 4 with the parameter of an accumulation instead of a rate.
+    # The first bytes of section 4 with the parameter of a rate (1) and of an accumulation (6).
     rate, summed = (struct.pack(">IBHHBB", 34, 4, 0, 0, 6, number) for number in (1, 6))
     packed = gzip.compress(gzip.decompress(packed).replace(rate, summed), mtime=0)
     return {

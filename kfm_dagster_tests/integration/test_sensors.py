@@ -136,7 +136,7 @@ def test_no_sensor_repeats_a_run_request_of_another_sensor_before_dagster_launch
     assert len(requests) == 2
     for _ in range(3):
         assert face.tick("nodd_ledger").run_requests == []
-    # Half of the runs are launched, and one of these has ended.
+    # Dagster has launched only the first of the two runs, and this run has ended.
     face.launch(requests[0])
     assert face.tick("nodd_ledger").run_requests == []
     face.launch(requests[1])
@@ -333,7 +333,7 @@ def test_a_tick_of_an_idle_deployment_looks_for_work_until_there_is_some(
 
     monkeypatch.setattr(sensors.time, "sleep", sleep)
     every = ("nodd_messages", "nodd_ledger", "nodd_due")
-    # Dagster's own code server cannot end a long tick early, so its ticks stay short.
+    # Dagster's own code server cannot end a long tick early, so with this server ticks stay short.
     assert [looks(sensor) for sensor in every * (IDLE_TICKS + 1)] == [1] * 3 * (IDLE_TICKS + 1)
     allowed = Event()
     allowed.set()

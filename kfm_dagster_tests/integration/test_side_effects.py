@@ -188,7 +188,7 @@ def test_an_item_without_lineage_is_removed_when_its_unit_is_given_up(pipeline: 
         (objects / item.bucket / item.key).unlink()
     work_until_done(pipeline)
 
-    # The run that gives up the last unit removes the unit's Item itself, without a sensor.
+    # The collector of evidence withdrew the Items of the quarantined units.
     assert statuses(pipeline) == {Status.SUCCEEDED: 4, Status.QUARANTINED: 4}
     published, removed = files(pipeline), [str(record.stac_item_id) for record in of(pipeline, new)]
     assert not [path for path in published if any(name in path for name in removed)]

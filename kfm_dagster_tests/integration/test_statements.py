@@ -20,7 +20,7 @@ NAMES = [
     for name in dict.fromkeys(re.findall(r"^-- name: (\w+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
 ]
 COMMAND = re.compile(r"(?:\s*--.*\n)*\s*(?:WITH|SELECT|INSERT|UPDATE|DELETE)\b")
-"""Statements that EXPLAIN accepts. The others create or grant, and every opening of a database runs them."""
+"""Statements that EXPLAIN accepts. The others lock, set a transaction's mode, or create a table."""
 
 ONE_SERVER = ("backups.", "roles.")
 """Files with statements only for PostgreSQL: SQLite has no roles and no archive."""

@@ -172,8 +172,8 @@ OTHERS = {
     "stage_audit": 2 * STAGES,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
-    # Totals of a dataset: each reached status; its message; the result of each of four operators; bytes, latency and
-    # time of the write (a class and a sum each); energy; carbon; each stage's outcome.
+    # Totals of a dataset: each status of the unit; the message; the result of each of four operators; bytes; latency,
+    # as class and sum; time of the write, as class and sum; energy and carbon; the outcome of each stage.
     "metric_totals": 3 + 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
     "lineage_batches": 2,
     "lineage_emissions": 2,

@@ -181,7 +181,7 @@ def test_the_kpis_follow_from_the_recorded_attempts_and_readings(pipeline: Pipel
 
     for number in range(1, 22):
         attempt(number, number, StageState.SUCCEEDED, units=10)
-    # None of these counts as settled, and failed attempts have no latency.
+    # The units of these attempts do not count as settled, and the failed attempt has no latency.
     attempt(1, 21, StageState.SUCCEEDED, stage="stac_register", units=500)
     attempt(30, 22, StageState.SUCCEEDED, units=500, reused="run 1")
     attempt(31, 1_000, StageState.FAILED)

@@ -186,14 +186,14 @@ def test_a_worker_takes_only_as_many_units_as_it_can_ingest_soon(
     assert [batch.units for batch in desk.batches] == [4]
     assert len(queue.waiting) == 7
 
-    # Units recorded and left by another worker are shared in parts of the same size.
+    # Units that another worker recorded and did not claim are taken in batches of the same size.
     take(desk.pipeline, *queue.waiting)
     queue.waiting.clear()
     desk.work(max_batches=1)
     assert [batch.units for batch in desk.batches] == [4, 4]
     desk.work()
     assert [batch.units for batch in desk.batches] == [4, 4, 3]
-    # The limit counts units, because a message can have many records.
+    # A request is limited in units, too, because a message can have many records.
     assert set(requests) == {(4, 4)}
 
 
@@ -294,7 +294,7 @@ def test_a_worker_starts_past_and_current_days_with_live_units_unless_the_datase
 
 @pytest.mark.parametrize(
     ("seen_after", "worked_at"),
-    # Seen at 5 s and taken 30 s later. Units seen by the first check, perhaps a killed worker's, are taken at once.
+    # The units are seen at 5 s and taken 30 s later, or taken immediately if the worker's first check sees them.
     [(2.0, 35.0), (None, 0.0)],
 )
 def test_pending_units_that_another_process_recorded_are_taken_after_a_delay(
@@ -343,7 +343,7 @@ def test_claims_of_a_killed_worker_are_released_without_delay_but_not_claims_of_
     with locks.hold(LIVING):
         # The file of an ended run exists, and no process locks it.
         (folder / KILLED).touch()
-        # The name of the file of a starting run shows that the file is not locked yet.
+        # The first dot of the name shows that the run is starting and has not locked its file yet.
         (folder / ".beginning").touch()
         for message, run_id in zip(queue.receive(10, budget_seconds=0), (KILLED, LIVING), strict=True):
             take(pipeline, message)
