@@ -36,7 +36,7 @@ from kfm_dagster.stages.failure import StageFailedError
 
 
 class ReplayOf(dg.Config):
-    """The run to replay by replay_plan.yaml, and the reason; its first start asks for approval."""
+    """The run to replay, and the reason; a replay's first start asks for approval."""
 
     run_id: str = Field(description="Dagster's id of the run; for a re-execution, the id of its root run.")
     reason: str = Field(description="Reason of the replay.")
@@ -120,7 +120,7 @@ def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.Fresh
     """Return the policy for late datasets: a warning after two intervals, a failure after four.
 
     An interval is the contract's freshness budget, else the interval of its scheduled listing. None for a sample of a
-    feed, a retired dataset, and a contract with neither of them.
+    feed, a retired dataset, and a contract without budget and listing.
     """
     if settings.feed is FeedKind.SAMPLE or contract.metadata.retired:
         return None

@@ -71,7 +71,7 @@ def _result(
     ledger: StageBatch, day: DayReport, table: Mapping[str, Any], mismatched: Sequence[str]
 ) -> dg.AssetCheckResult:
     """Return the check's result: the day by the ledger, and the run's share of the day."""
-    # Without units that another run has claimed: they have failed in this run, but may have succeeded in the other.
+    # `failing` leaves out units that another run has claimed since, because that run may have ended them successfully.
     units_of_run = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
     failing = sum(1 for unit in units_of_run if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
@@ -113,7 +113,7 @@ def _mismatched(ledger: StageBatch, known: Ledger) -> list[str]:
 
 
 def feed_check() -> dg.AssetChecksDefinition:
-    """Return the check, which a person can run at any time."""
+    """Return the check of feeds' gaps, which a person can run at any time."""
 
     @dg.asset_check(
         asset=QUEUE_KEY,
@@ -131,7 +131,7 @@ def feed_check() -> dg.AssetChecksDefinition:
 
 
 def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the schedule, switched on. It keeps its resource between ticks, as the sensors do."""
+    """Return the check's schedule, switched on; like the sensors it keeps its resource."""
 
     @dg.schedule(
         name="nodd_gaps",

@@ -40,8 +40,8 @@ PREPARE_LOCK = 0x646167
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
     """Create or upgrade an instance's folder, `dagster.yaml` and storage. Safe to repeat.
 
-    An existing `dagster.yaml` is kept; returns whether `dagster_yaml` was written. Raises ConfigurationError for a
-    folder that cannot be created and for a file of another environment, and DatabaseUnavailableError.
+    An existing `dagster.yaml` is kept; returns whether `dagster_yaml` was written. Raises DatabaseUnavailableError, and
+    ConfigurationError for a folder that cannot be created, or a file without the storage of KFM_DAGSTER_DSN.
     """
     with environment({"DAGSTER_HOME": str(home)}), _alone_in(home):
         file = home / "dagster.yaml"

@@ -81,7 +81,7 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
 
 
 def evidence_job() -> dg.JobDefinition:
-    """Return the job that collects evidence; if its store is down, no tick and no ingest waits."""
+    """Return the job that collects evidence, so that no tick or ingest waits for a store."""
 
     @dg.op(
         name="collect_evidence",

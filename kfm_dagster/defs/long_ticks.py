@@ -1,7 +1,8 @@
 """Long ticks: an idle deployment's sensor looks for work several times in one tick.
 
-Dagster's part of a tick takes some 60 ms of CPU, and a look at an empty queue or an idle ledger a few. So a long tick
-looks as often as several ticks, and costs as much as one. Does not belong here: what a look does (`sensors.py`).
+Dagster's part of a tick takes some 60 ms of CPU, a look at an empty queue or an idle ledger only a few ms. So a long
+tick looks as often as several ticks, and costs about as much as one. Does not belong here: what a look does
+(`sensors.py`).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ UNLEASED = timedelta(minutes=1)
 
 
 def run_slots(instance: dg.DagsterInstance) -> int | None:
-    """Return the limit of runs in progress at once, or None without a limit."""
+    """Return the limit of simultaneous runs, or None without a limit."""
     queue = instance.get_concurrency_config().run_queue_config
     return None if queue is None or queue.max_concurrent_runs < 0 else queue.max_concurrent_runs
 

@@ -43,8 +43,8 @@ def ticking_every(seconds: int) -> int:
     """Return the minimum interval, in seconds, of a sensor that is to tick every `seconds`.
 
     Every five seconds (MIN_INTERVAL_LOOP_TIME of dagster._daemon.sensor), the daemon evaluates the sensors whose last
-    tick began at least an interval ago. Its loop jitters by milliseconds, and with an exact interval every early tick
-    would be skipped. So the interval is a second shorter.
+    tick began at least an interval ago. The daemon's loop jitters by milliseconds, and with an exact interval every
+    early tick would be skipped. So the interval is a second shorter.
     """
     return max(1, seconds - 1)
 

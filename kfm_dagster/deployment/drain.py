@@ -45,7 +45,7 @@ class DrainResult:
     lineage: str
     failing: tuple[str, ...] = ()
     ignored: int = 0
-    """Messages that announced nothing to ingest."""
+    """Messages with ignored entries; a message counts once for each dataset and reason."""
     earlier: int = 0
     """Messages received before this drain; they and their units are included in the counts."""
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         },
         rejected=deliveries[DeliveryState.REJECTED],
         messages=sum(deliveries.values()),
-        # The ignored entries are counted, because their messages are deleted like all finished messages.
+        # Counted by ignored entries, because the state of a deleted message does not show that it was ignored.
         ignored=sum(count.messages for count in IGNORED_COUNTS.query(pipeline, IgnoredFilter(), None, 0).rows),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),

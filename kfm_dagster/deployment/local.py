@@ -179,7 +179,7 @@ class Deployment:
         child.wait()
 
     def stop(self) -> None:
-        """Stop all parts at once; kill those that do not end in time."""
+        """Stop all parts together; kill parts that do not end in time."""
         children = list(self._children.values())
         self._children.clear()
         for child in children:
