@@ -114,7 +114,7 @@ ORDER BY 1, 2, 3, 4, 5;
 SELECT 1;
 
 -- name: stand_still
--- postgresql: as a transaction's first statement, it makes the following statements read a single state of the database.
+-- postgresql: as a transaction's first statement, it makes all later ones read a single state of the database.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: inputs

@@ -551,8 +551,8 @@ RETURNING @returned(
 
 -- name: fail_claims
 -- Fails the claims of the named runs, or with an expired lease. Their units are due immediately. If a unit cannot be
--- requeued yet, because its dataset is switched off, a later tick requeues it. A claim whose row another transaction has
--- locked is skipped: its worker is alive.
+-- requeued yet, because its dataset is switched off, a later tick requeues it. A claim whose row another transaction
+-- has locked is skipped: its worker is alive.
 UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     status = 'failed',
     last_error_code = :error_code,

@@ -1313,8 +1313,8 @@ CREATE INDEX replay_units_by_decision ON replay_units (decided_at) WHERE decided
 );
 @kept(replay_units, replay_units_are_kept);
 
--- Outcome of each unit: `selected` (waiting) or `skipped`; once admitted, the first terminal status since then, else the
--- present status, which is `retrying` for a failed unit with a due time.
+-- Outcome of each unit: `selected` (waiting) or `skipped`; after its admission the first terminal status, else the
+-- present status, with `retrying` for a failed unit that has a due time.
 CREATE VIEW replay_outcomes AS
 SELECT
     unit.replay_run_id,
@@ -1731,7 +1731,7 @@ CREATE TABLE catalog_changes (
     changed_at @time NOT NULL,
     CONSTRAINT catalog_changes_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
     CONSTRAINT catalog_changes_content_is_sha256 CHECK (@sha256(content_sha256)),
-    -- A withdrawal has no content; any other change has the Item's content.
+    -- A withdrawal has no content; any other change has the hash of the Item's content.
     CONSTRAINT catalog_changes_content_is_of_what_stands CHECK ((content_sha256 IS NULL) = (kind = 'withdrawn'))
 ) @strict;
 
@@ -2328,7 +2328,7 @@ CREATE UNIQUE INDEX alerts_one_open_per_key ON alerts (rule, subject) WHERE stat
 
 CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
--- An alert begins as firing, its level only rises, and a resolved alert never changes; only a firing alert is acknowledged.
+-- An alert begins as firing, and its level only rises. Only a firing alert is acknowledged; a resolved one is final.
 @refuse(
     alerts_begin_firing, INSERT ON alerts, alerts_begin_firing,
     NEW.state <> 'firing' OR NEW.notifications <> 0 OR NEW.acknowledged_at IS NOT NULL

@@ -1,7 +1,7 @@
 -- Queries over the rows of the catalog's GeoParquet.
 
 -- name: matching
--- places(place, west, south, east, north, starts, ends): a row per Item. The bounds of an Item without a box are NaN, which
+-- places(place, west, south, east, north, starts, ends): a row per Item. Bounds of an Item without a box are NaN, which
 -- DuckDB treats as greater than any number.
 -- asked(west, south, east, north, starts, ends): one row; null bounds are not compared. Times are microseconds.
 -- A box whose west is greater than its east crosses the antimeridian, so any two such boxes intersect there.

@@ -38,8 +38,8 @@ GRANT USAGE ON SCHEMA kfm TO pgstac_ingest;
 GRANT SELECT, INSERT, UPDATE, DELETE ON kfm.stac_collections, kfm.stac_withdrawn TO pgstac_ingest;
 
 -- name: set_up
--- Switches off pgstac's queue, which would defer work beyond the transaction, and pgstac's computation of a Collection's
--- extent, because the catalog's Collection has its extent already.
+-- Switches off pgstac's queue, which would defer work beyond the transaction, and its computation of extents, because
+-- the catalog's Collections have their extents already.
 SELECT
     set_config('search_path', 'pgstac, public', true),
     set_config('TimeZone', 'UTC', true),
