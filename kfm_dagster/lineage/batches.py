@@ -152,7 +152,7 @@ class LineageBatches:
             self.outbox.put(tx, BACKEND, batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
-        """Publish due files; if the root is failing, leave the files to a later tick.
+        """Publish due files, unless a waiting file has an error: then a later tick publishes them.
 
         So a run waits for a dead root only once, and not again for each batch.
         """

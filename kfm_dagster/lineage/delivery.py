@@ -118,8 +118,8 @@ def _for_transport(transport: Any) -> OpenLineageClient:
     from openlineage.client.transport.http_common import DEFAULT_RETRY_CONFIG  # noqa: PLC0415, as above
 
     if transport.kind == "http" and transport.config.retry == DEFAULT_RETRY_CONFIG:
-        # The outbox retries. Six attempts of 5 s inside a call would delay a tick for every event, and a RetryError
-        # would hide the last answer.
+        # The outbox retries. The client's default, six attempts of 5 s in a call, would delay a tick for every event,
+        # and its RetryError would hide the last answer.
         transport.config.retry = {"total": 0}
     if transport.kind == "http":
         transport.session.hooks["response"].append(_refuse_redirect)
@@ -175,8 +175,8 @@ class _Try:
     """A try of a batch.
 
     An entry's position counts the events sent; its payload has the positions of events that were not accepted. These
-    events are retried after the other events of the batch. An event during which the backend failed is retried then,
-    too, because perhaps this event has crashed the backend.
+    events are retried after the other events of the batch, and so is an event during which the backend failed, because
+    this event may have crashed the backend.
     """
 
     entry: Entry

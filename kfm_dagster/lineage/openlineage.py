@@ -5,8 +5,8 @@ comes from a frozen envelope; the tests validate events by the official schemas.
 many times the CPU, so they are used only to send an event to a backend (`delivery.py`).
 
 The times of a single unit are not observed. So START has the time of the batch's claim, and COMPLETE the time when its
-lineage is recorded. If START had the time of the announcement, the run of a backfilled volume of 1991 would last for
-decades. An event is built once, when it is recorded, and not again by a retry (`store.py`).
+lineage is recorded. If START had the time of the data, the run of a backfilled volume of 1991 would last for decades.
+An event is built once, when it is recorded, and not again by a retry (`store.py`).
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Step:
 
     @property
     def output_id(self) -> str:
-        """PROV entity of the content's output; it is generated once, even if there are equal files."""
+        """PROV entity of the content's output; contents with equal files have different entities."""
         return "urn:uuid:" + uuid8("prov-node-output", self.content_hash)
 
     @property

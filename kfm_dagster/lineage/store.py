@@ -117,8 +117,8 @@ class Lineage:
         """Record the units that a path has not recorded yet, and return the result of every unit.
 
         `units` are of the contract's dataset. A unit that the fence refuses is not recorded, and its result has the
-        fence's issue. If a unit cannot be recorded on a path, its result has an issue for the path. Files are published
-        at once unless the lineage root is down. Raises the database's errors, so that the stage fails and is retried.
+        fence's issue. If a unit cannot be recorded on a path, its result has an issue for the path. Files are
+        published then, unless the lineage root is failing. Raises the database's errors, so that the stage is retried.
         """
         run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}
@@ -262,7 +262,7 @@ class Lineage:
 
 
 def _build(units: Sequence[LineageUnit], history: History, run: IngestRun, contract: DatasetContract) -> _Part:
-    """Build the lines that each path has not recorded; if a unit's document fails, others go on."""
+    """Build the lines that each path has not recorded; a unit's error does not stop other units."""
     part = _Part(units=units, lines={path: {} for path in LineagePath})
     producers = producer_ids(contract)
     documents: Mapping[LineagePath, Callable[[LineageUnit], bytes]] = {

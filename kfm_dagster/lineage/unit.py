@@ -1,6 +1,6 @@
-"""Lineage units: a registered ingest unit with its ids on both paths.
+"""Lineage units: a registered unit with its ids in OpenLineage and in PROV-O.
 
-Belongs here: names, ids and the facts of a run that both documents contain. Does not belong here: the form of an
+Belongs here: ids, and the facts of a run that both documents contain. Does not belong here: the form of an
 OpenLineage event (`openlineage.py`) or a PROV-O node (`prov.py`), or the storage of both (`store.py`).
 """
 
