@@ -38,7 +38,7 @@ _COMING = "."
 
 
 class RunLocks:
-    """The files of a machine's runs, below `folder`, each locked until the run's process ends.
+    """The files of a machine's runs, below `folder`, each locked while its run lasts.
 
     Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file that
     its process locks, and a file without a lock belongs to a dead run. Only this machine's files are examined, because
@@ -96,10 +96,10 @@ def _is_free(file: Path) -> bool:
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units of a batch are at most this number times KFM_READ_CONCURRENCY: some seconds of work. The
-other units are left to other workers and to this worker's next runs."""
+"""A batch has at most this number of units times KFM_READ_CONCURRENCY: some seconds of work. Further
+units are left to other workers and to this worker's next runs."""
 LOOK_SECONDS = 5.0
-"""Pause between two looks at the ledger, as between two ticks of the sensors."""
+"""Pause between two rounds of the ledger's maintenance, like the default pause between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
 """The longest time between two collections of evidence; an idle worker collects evidence in each round."""
 LEFT_SECONDS = 30.0
@@ -130,7 +130,7 @@ class WorkedBatch:
         return len(self.outputs[0].envelopes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run and its units by outcome in the ledger; `retrying` get another attempt."""
+        """Return the run and its units by outcome; `retrying` units get another attempt."""
         summary = self.outputs[-1].state.validation_summary
         outcomes = {name: summary.get(name, 0) for name in ("succeeded", "retrying", "quarantined", "lost")}
         run = {"dataset": self.dataset, "partition": self.partition, "run_id": self.run_id}
@@ -170,7 +170,7 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time since which each look has seen pending units; None before the first look."""
+    """By day, the time since which each `_look` has found pending units; None before the first `_look`."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:
@@ -227,7 +227,7 @@ class Worker:
         self._ended -= dead
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        # At the first look, and after a dead run, new pending units may be a killed worker's, so they are overdue.
+        # At the first look, and after a dead run, new pending units may be a killed worker's: they count as overdue.
         before = self._waiting or {}
         first = now - LEFT_SECONDS if self._waiting is None or dead else now
         self._waiting = {key: before.get(key, first) for key in self._pending()}
