@@ -25,7 +25,7 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
 """Default severities of codes that a contract need not name. These findings do not prove that the object is wrong."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
-"""An unavailable store proves nothing about the object, so a contract cannot lower this severity."""
+"""Codes with the severity `failed` in every contract: if the store is unavailable, the object was not checked."""
 
 
 Code = TypeVar("Code", bound=StrEnum)

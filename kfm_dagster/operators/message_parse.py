@@ -84,8 +84,8 @@ class Ignored(IgnoredRecord):
 class ParsedMessage:
     """A parsed message: each record, in order, is an envelope, ignored, or rejected.
 
-    Two records of an object give two envelopes with the same `wal_id`. `positions` has the record index of each
-    envelope.
+    Two records of one version of an object give two envelopes with the same `wal_id`. `positions` has the record index
+    of each envelope.
     """
 
     message_id: str

@@ -140,7 +140,7 @@ def _read(
 
 
 def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRules) -> HeaderMetadata:
-    """Return the header; if it has no geometry, with the contract's area for the object's key."""
+    """Return the header; if it has no geometry, add the contract's area for the object's key."""
     areas = (
         area
         for group, by_text in rules.areas.items()
@@ -155,7 +155,7 @@ def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRu
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:
     """Return where an object contradicts its key, by the contract's `key_values`.
 
-    A field `layers.X` there means the attribute X of each layer.
+    In `key_values`, a field `layers.X` means the attribute X of each layer.
     """
 
     def values_of(field: str) -> Iterable[object]:
@@ -261,7 +261,7 @@ def _outdated(
 
 
 def _created_after_storing(header: HeaderMetadata, stored: datetime | None) -> list[Finding]:
-    """Return a finding when the object's own creation time is after its storage time."""
+    """Return a finding if the object was created over CLOCK_TOLERANCE after it was stored."""
     created = header.properties.get("processing:datetime")
     if created is None or stored is None or datetime.fromisoformat(created) <= stored + CLOCK_TOLERANCE:
         return []

@@ -78,7 +78,7 @@ def stac_register_batch(
                 enriched[position] = envelope.evolve(stac=_no_item(str(error)))
             except KfmError:  # a fault of contract or catalog concerns every unit
                 raise
-            except Exception as error:  # a fault of this unit: the others continue
+            except Exception as error:  # a fault of this unit; other units continue
                 _LOG.exception("no Item of %s", envelope.wal_id, exc_info=redacted_error(error))
                 enriched[position] = envelope.evolve(stac=_no_item(f"building the Item raised {type(error).__name__}"))
     results = catalog.register(list(candidates.values()), fence=fence)
