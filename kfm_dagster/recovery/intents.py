@@ -30,7 +30,7 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference
 
 INTENTS_PER_TICK = 20
-"""Most intents of a tick, because each intent can read a batch from the store; the next tick handles the others."""
+"""Maximum intents per tick, because each can need a batch from the store; the next tick handles further intents."""
 
 
 @unique

@@ -100,9 +100,9 @@ class ComparedDay:
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
-    Files of catalog and lineage must only exist. With `read`, the content of each Item's file is compared, too, which
-    costs one request for each. Raises ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError
-    if the store of catalog or lineage does not answer.
+    Files of catalog and lineage are only checked for existence. With `read`, the content of each Item's file is
+    compared, too, which costs a request per file. Raises ObjectReadError and StoreAccessError if a bucket cannot be
+    listed, PublishError if the store of catalog or lineage does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
@@ -148,7 +148,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listed:
-    """A listed day: ETags by URI, URIs without a unit, and those of them old enough to have one."""
+    """A listed day: ETags by URI, URIs without a unit, and which of these should have a unit."""
 
     etags: Mapping[str, str | None]
     unknown: Sequence[str]

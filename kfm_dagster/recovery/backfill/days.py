@@ -117,7 +117,7 @@ class Backfills:
         """Return each dataset's days to list, from its first day (storage.first_day) on.
 
         Raises ContractError for an unknown dataset, RefusedError for a dataset that is switched off, BackfillError for
-        a window that is empty, has no day when a dataset has objects, or ends in the future.
+        a window that is empty or ends in the future, or in which a dataset has no objects.
         """
         today = self.pipeline.clock().date()
         names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})
@@ -143,7 +143,7 @@ class Backfills:
         """Advance every running backfill by a step: end finished backfills, request listings.
 
         `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum number of such pairs, and
-        `known` returns whether Dagster has a partition of a day; other days wait. If the run of a day died before the
+        `known` returns whether Dagster has a partition of a day; unknown days wait. If the run of a day died before the
         day was listed, the day is requested again after a pause. A further day is requested only while fewer bulk units
         are in flight than KFM_LIVE_SHARE leaves to them.
         """

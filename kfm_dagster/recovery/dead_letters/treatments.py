@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""A drain stops when this number of units fail again with the same error code: five have a common cause."""
+"""A drain stops when this number of units fail again with one error code, because they probably have one cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",
@@ -196,7 +196,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine units that have no attempt left (WSM-12); others stay failed."""
+    """Quarantine the failed units that get no further attempt (WSM-12); other units stay failed."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

@@ -47,7 +47,8 @@ class LetterOutcome(StrEnum):
     KEPT = "kept"
     """Unreadable; the message stays for a person, and the ledger has the reason."""
     LEFT = "left"
-    """Not treated: not selected, beyond the limit, of a dataset that is off, of another class, or the work stopped."""
+    """Not treated: not selected, beyond the limit, of an unverified sender, of a dataset that is off, of a class that
+    the command does not treat, or because the work stopped."""
     MOVED = "moved"
     """On the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
@@ -171,7 +172,7 @@ class DeadLetterWork:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES by RECURRENCE, MISMATCH, or refused, doubled or unmet messages."""
+        """FINISHED_WITH_FAILURES after RECURRENCE, MISMATCH, or a refused, doubled or unmet message."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
@@ -205,7 +206,7 @@ class DeadLetterWork:
         messages = self.queue.receive(
             self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
-            # The duration of a lease, so that the receipt in the ledger is valid until the run of the units extends it.
+            # A lease's duration, so that the ledger's receipt is valid until the units' run extends the timeout.
             visibility_seconds=settings.lease_seconds,
             max_bytes=PART_BYTES,
         )

@@ -1,4 +1,4 @@
-"""The replay engine: freeze a selection, and admit it batch by batch through the ledger.
+"""The replay engine: freeze a selection (store its units), and requeue it batch by batch.
 
 Any process can call `advance`. One transaction admits a batch and records the decision on each of its units, so that a
 process that dies has admitted the batch wholly or not at all. Ordinary runs process the admitted units. Does not belong

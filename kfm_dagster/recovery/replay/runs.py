@@ -103,7 +103,7 @@ BAD = (UnitOutcome.FAILED, UnitOutcome.QUARANTINED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """Units of a replay by outcome; the numbers sum to the selection."""
+    """Units of a replay by outcome; the numbers add up to the number of selected units."""
 
     outcomes: Mapping[UnitOutcome, int]
     skipped: Mapping[str, int]

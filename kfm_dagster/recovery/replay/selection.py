@@ -75,7 +75,7 @@ class _Span(_Strict):
 
 
 class EventTime(_Span):
-    """The source's writing times of objects, from `start` (inclusive) to `end` (exclusive)."""
+    """The times when objects were written, from `start` (inclusive) to `end` (exclusive)."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None

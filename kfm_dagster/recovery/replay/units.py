@@ -189,7 +189,7 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Requeue a batch's units that are unchanged since their selection, and skip the others."""
+    """Requeue the batch's units that are unchanged since their selection and that `rules` allow."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
     admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
