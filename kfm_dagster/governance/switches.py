@@ -1,7 +1,8 @@
-"""Kill switches: a dataset that is off is not received, claimed, replayed, written (WAL-10).
+"""Kill switches: units of a dataset that is off are not claimed, replayed or written (WAL-10).
 
-Switches are persistent. Engaging or releasing one writes the governance log in the same transaction. Belongs here: the
-switches. Does not belong here: enforcing them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
+If all datasets of a queue are off, its messages are not received. Switches are persistent. Engaging or releasing one
+writes the governance log in the same transaction. Belongs here: the switches. Does not belong here: enforcing them
+(`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
 """
 
 from __future__ import annotations
