@@ -31,9 +31,13 @@ class Gate(StrEnum):
         return gate
 
     G1 = "G1", "schema completeness", "Every section of this step and of the earlier steps is present and complete."
-    G2 = "G2", "citation compliance", "Every extracted field names its source by volume, version and anchor."
+    G2 = (
+        "G2",
+        "citation compliance",
+        "The contract names the sources of the extracted fields by volume, version, anchor.",
+    )
     G3 = "G3", "path conventions", "Path arrays have the same length, at least two, and path elements are positive."
-    G4 = "G4", "dimensional closure", "Every quantity has a unit that fits its dimension, and a value that is possible."
+    G4 = "G4", "dimensional closure", "Every quantity has a fitting unit of measurement, and a possible value."
     G5 = "G5", "freshness", "Live units were no older than the contract's budget when the run claimed them."
     G6 = "G6", "coverage", "The day has the products that the contract expects of it."
     G7 = "G7", "covariance consistency", "Covariances are symmetric and positive definite, and cover the residuals."
