@@ -6,8 +6,8 @@
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
 `floor` is plain loops of threads (`floor.py`), `async_floor` is event loops (`async_floor.py`), `dbos` is durable steps
 of another library (`dbos_chain.py`). With a store's latency, objects are read from a server (`store_server.py`) instead
-of a folder. Without it, on SQLite, the share of gates and audit in a run is measured, too (`run_cost.py`). Compare only
-figures of the same call, because the speed of machines varies.
+of a folder. With a folder and SQLite, the share of gates and audit in a run is measured, too (`run_cost.py`). Compare
+only figures of the same call, because the speed of machines varies.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
 
 
 def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
-    """Write a plan of kills: most in the stages of a run, the others in receiver and keeper."""
+    """Write a plan of kills: four fifths in the stages of runs, one fifth outside of stages."""
     outside = kills // 5
     rules = [
         {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},

@@ -201,9 +201,9 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
 
 
 def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
-    """Return the seconds of runs from request to end, and the share that ended within a tick.
+    """Return number and median seconds of runs, and the share that ended within a tick.
 
-    A run that lasts longer is still in progress when the next tick looks for units.
+    Seconds count from the request to the end. A run longer than a tick is still in progress at the next tick.
     """
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         records = instance.get_run_records(dg.RunsFilter(created_after=since, job_name=INGEST_JOB))

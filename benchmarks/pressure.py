@@ -4,9 +4,9 @@
 
 Meanwhile no dead row can be removed, so old versions of rows remain, and every query reads past them. The same work
 runs three times: before the snapshot, under it, and after it. One batch at a time is recorded, claimed and settled, in
-one dataset and day, where row versions cost most; only the ledger's own calls are timed. With `--rate`, the work has
-the rate of a deployment, otherwise the maximum rate of the database. Does not belong here: the cost of other statements
-(`ledger.py`).
+one dataset and day, where row versions cost most; only the ledger's own calls are timed. `--rate` limits the work, for
+example to the rate of a deployment. Without it, the work has the maximum rate of the database. Does not belong here:
+the cost of other statements (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Seconds from the begin of the first batch to the begin of this batch, and of each call of the ledger."""
+    """Seconds from the first batch's begin to this batch's begin, and of each ledger call."""
 
     began: float
     calls: dict[str, float]

@@ -61,14 +61,14 @@ def hrrr_index(sample: str, pieces: Pieces) -> str:
 
 
 def stretch_volume(_key: str, content: bytes) -> Pieces:
-    """Insert records of true size, whose bytes are holes, between the first radials and the others."""
+    """Insert records of true size, whose bytes are holes, after the first record of radials."""
     first = _after_record(content, _after_record(content, _VOLUME_HEADER))
     holes = [(first + number * (RECORD_BYTES + 4), struct.pack(">i", RECORD_BYTES)) for number in range(VOLUME_RECORDS)]
     return [(0, content[:first]), *holes, (first + VOLUME_RECORDS * (RECORD_BYTES + 4), content[first:])]
 
 
 def stretch_abi(key: str, content: bytes) -> Pieces:
-    """Extend a file to its length with all chunks, and set its superblock's length (version 0)."""
+    """Extend a file to its real size, and write this size into its superblock (version 0)."""
     name = key.partition("/")[0].removeprefix("ABI-").partition("-")[2]
     size = len(content) + ABI_MIB[name] * MIB
     end = struct.pack("<Q", size)

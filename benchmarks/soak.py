@@ -23,7 +23,7 @@ from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_STRIDE = 15
-"""The crash matrix kills at every n-th moment, n at most this. Each operator has more, so it dies at least once."""
+"""The crash matrix kills at every n-th moment. An operator has more than 15 moments, so it dies at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def measure(items: int) -> Found:
 
 
 def _raw_load(database: str, folder: Path, contract: DatasetContract, items: int) -> float:
-    """Load by pypgstac's own command, by its fastest repeatable method; return the seconds."""
+    """Load by pypgstac's own command and fastest repeatable method; return the Items' seconds."""
     path = layout.collection_path(contract.stac.collection)
     document = api_collection((folder / path).read_bytes(), contract)
     (folder / "collection.json").write_bytes(orjson.dumps(document))

@@ -1,4 +1,4 @@
-"""The speed-up by more workers on one queue; each has few parallel reads, which wait for the store.
+"""The speed-up by more workers on one queue; a worker's few reads wait for the store.
 
     python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql [--json]
 
@@ -54,7 +54,10 @@ class WorkersOptions:
 
 
 def measure(home: Path, options: WorkersOptions, *, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of workers. Raises KfmError with one line."""
+    """Yield a row for each number of workers; Raises KfmError with one line.
+
+    `times_one` compares a row with the first row's rate per worker.
+    """
     samples_of(options.dataset)
     fauxqs = ensure_installed(home / "fauxqs")
     alone: float | None = None
@@ -147,7 +150,7 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options
 def main(*, home: Path, as_json: bool, **values: Any) -> None:
-    """Empty a queue by increasing numbers of workers, and print the speed-up over the first.
+    """Empty a queue by each number of workers, and print the speed-up over one worker.
 
     Example: python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql
     """
