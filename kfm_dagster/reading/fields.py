@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | pystac.Item | Item | Sequence[str | pystac.Item]"
 PARALLEL = 8
-"""Fields that `best` reads at once."""
+"""Number of fields (`best`) or of chunks of a radar volume that are read in parallel."""
 MD5 = "d50110"
 """Multihash prefix of an MD5 digest (table of multiformats). Items have an ETag in this form if it is an MD5 digest."""
 PARQUET = "application/vnd.apache.parquet"
@@ -230,25 +230,25 @@ def _grid(item: Item, name: str | None) -> Any:
         if part and not numbers:
             # The byte range selects the field. GDAL names some fields otherwise, e.g. accumulations with their hours.
             numbers = list(elements)
-        # U and V of a wind share a message. Without an index, the names are GDAL's names, which have no levels.
+        # U and V of a wind share a GRIB2 message. Without an index, the names are GDAL's names, which have no levels.
         only(item, name, [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
     numpy, properties = package("numpy"), item["properties"]
     parallels = properties.get("grib:gaussian-parallels")
     if parallels is not None and grid.sizes["y"] == 2 * parallels:
-        # GDAL spaces the rows evenly. The rows of a Gaussian grid are at the roots of a Legendre polynomial.
+        # GDAL spaces the rows evenly. The sines of a Gaussian grid's latitudes are the roots of a Legendre polynomial.
         sines, _ = package("scipy.special").roots_legendre(grid.sizes["y"])
         grid = grid.assign_coords(y=numpy.degrees(numpy.arcsin(sines))[::-1])
     if properties.get("grib:grid-template") == UNPLACED:
         width, _, west, _, height, north = properties["proj:transform"]
         x, y = west + width * (numpy.arange(grid.x.size) + 0.5), north + height * (numpy.arange(grid.y.size) + 0.5)
-        # RAP's rows begin in the south.
+        # RAP's rows begin in the south, so their order is reversed.
         grid = grid[::-1].assign_coords(x=x, y=y).rio.write_crs(properties["proj:wkt2"]).rio.write_transform()
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
-    # Times are read from the message, because an Item with several messages has at most one time.
+    # Times are read from the GRIB2 message, because an Item with several GRIB2 messages has at most one time.
     times = {name: tags.get(tag) for name, tag in TIMES.items()}
     return (
         grid.rename(variable)

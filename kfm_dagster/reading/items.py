@@ -41,7 +41,7 @@ Bbox: TypeAlias = tuple[float, float, float, float]
 LONGEST_FORECAST = timedelta(days=300)
 """Exceeds the longest time from a run to a valid time: the nine months of NOAA's Climate Forecast System."""
 LONGEST_ACCUMULATION = timedelta(days=31)
-"""Longest time from the begin of an Item to the day of its folder: a month's mean."""
+"""Longest time from an Item's start to the day of its folder: the length of a monthly mean."""
 SPANS = [timedelta(hours=2**doublings - 1) for doublings in range(9)]
 """How far `latest` searches before the newest Item or run, one span after the other, up to ten days."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -89,7 +89,8 @@ def latest(
     """Return the newest Item whose object has a field.
 
     For a model this is the shortest forecast of the newest run with the field; for other data, the last Item in time.
-    Raises UnknownNameError if no Item of the last ten days (of a model's runs) has the field, and as `search` does.
+    Raises UnknownNameError if no Item of the ten days before the newest Item (of a model: the newest run) has the
+    field, and as `search` does.
     """
     opened = CatalogFiles(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
@@ -229,7 +230,7 @@ class CatalogFiles:
         return LONGEST_FORECAST if any(REFERENCE in item["properties"] for item in items) else timedelta(days=1)
 
     def _linked(self, paths: Sequence[str], rel: str) -> list[str]:
-        """Return the paths that documents link."""
+        """Return the paths to which the documents at `paths` have links of the kind `rel`."""
         return [
             posixpath.normpath(posixpath.join(posixpath.dirname(path), link["href"]))
             for path, document in self.read(paths).items()

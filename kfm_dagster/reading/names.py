@@ -41,7 +41,7 @@ def matches(item: Item, field: str | None, level: str | None = None) -> int:
 def layer(item: Item, field: str | None, level: str | None = None) -> str:
     """Return the name of the only layer or variable that a field's name and level refer to.
 
-    `field` None refers to all of them. Raises UnknownNameError with the nearest names unless it is exactly one.
+    `field` None refers to all of them. Raises UnknownNameError with the nearest names unless exactly one matches.
     """
     names = list(layers_of(item) or variables_of(item))
     named = names if field is None else _matches(item, field, level)

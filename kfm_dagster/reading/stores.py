@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 StoreSource: TypeAlias = "str | pystac.Item | Item | Sequence[str | pystac.Item | Item]"
 """A store's Item, references, or address of the references; several stores are joined to one array."""
 PARALLEL = 32
-"""Requests that `unchanged` makes at once."""
+"""Number of requests that `unchanged` makes in parallel."""
 
 
 def stores(
