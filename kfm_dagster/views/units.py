@@ -35,11 +35,11 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
-"""Maximum rows that a page or a count examines. They take about 0.1 s: the rows' texts are read from the tables."""
+"""Maximum rows that a page or a count examines: some 0.1 s, because texts are read from the table, not an index."""
 MOST_ADDED_UP = 20_000
-"""Rows that all groups of failures together may examine."""
+"""Maximum rows that a list of failures examines, over all its groups."""
 MOST_COUNTED = 10_000
-"""Largest exact count; a larger count is shown as "at least"."""
+"""Largest exact count; the console shows a larger count as "10,000 or more"."""
 UNIT_COLUMNS = (
     *("wal_id", "dataset", "object_uri", "object_version", "object_size", "event_time", "time_range_start"),
     *("time_range_end", "partition_key", "status", "attempts", "last_attempt_at", "next_attempt_at"),
@@ -142,7 +142,7 @@ def failure_groups(parts: Parts, row_filter: FailureFilter) -> list[FailureGroup
         pairs = list(failures(view, units))
         budget = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
-            # Rows that a group of code and dataset does not use are left for the next groups.
+            # Each pair of code and dataset gets an equal share of the rows that earlier pairs have left.
             share = max(budget // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
             rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)
