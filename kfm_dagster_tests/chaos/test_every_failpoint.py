@@ -1,4 +1,4 @@
-"""One pass reaches every failpoint, and a fault at any failpoint leaves the result unchanged."""
+"""The chain's passes reach every failpoint, and a fault at any failpoint leaves the result unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plan(failpoint: Failpoint, fault: str, reached: Counter[Failpoint]) -> str:
 
 
 @pytest.mark.clause("BEY-09")
-def test_one_pass_of_the_chain_reaches_every_failpoint(undisturbed: tuple[dict[str, Any], Counter[Failpoint]]) -> None:
+def test_the_passes_of_the_chain_reach_every_failpoint(undisturbed: tuple[dict[str, Any], Counter[Failpoint]]) -> None:
     result, reached = undisturbed
     assert set(Failpoint) - set(reached) == set()
     assert Counter(record["status"] for record in result["ledger"].values()) == {

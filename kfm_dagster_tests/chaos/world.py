@@ -105,7 +105,7 @@ def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     # A backfill of a finished day has no work.
     run_id = f"run-{uuid.uuid4()}"
     assert not chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, run_id, Source.LISTING).envelopes
-    # A run of another dataset is rolled back, also after an earlier pass was interrupted.
+    # Register an Item of another dataset and roll its run back, again if an earlier pass was interrupted.
     pipeline.catalog.register(candidates(pipeline.registry, [goes()]), fence=open_fence)
     own_tx(pipeline.catalog).undo("goes-abi", RUN_ID)
     pipeline.following.catch_up(pipeline.followers)
