@@ -161,7 +161,7 @@ def test_of_two_concurrent_contents_of_a_node_one_stays_valid(
 @pytest.mark.clause("IEN-07")
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_skip_does_not_wait_for_the_lock_of_its_content(node: CountLines, nodes: IdempotentNodes) -> None:
-    """A skip holds its node's lock; waiting for the content's lock as well could be a deadlock."""
+    """A skip holds its node's lock; waiting for the content's lock as well could cause a deadlock."""
     content = content_of(node, code=CODE, run_id=RUN)
     for minimum in (0, 2):
         run_node(nodes, replace(node, minimum=minimum), run_id=RUN, code=CODE)

@@ -98,7 +98,7 @@ def test_a_record_is_returned_as_written(setup: Setup) -> None:
 
 
 @pytest.mark.clause("RSP-05", "RSP-07")
-def test_the_last_record_of_a_node_in_a_run_is_current(setup: Setup) -> None:
+def test_a_success_with_other_inputs_replaces_any_earlier_record(setup: Setup) -> None:
     for first in Outcome:
         last = record(2, run_id=first.value, outcome=Outcome.SUCCESS)
         setup.put(record(1, run_id=first.value, outcome=first), last)
@@ -145,7 +145,7 @@ def test_every_write_is_counted_by_outcome_and_the_store_counts_current_records(
     before = writes(reader)
     ends = [Outcome.FAILED, Outcome.PARTIAL, Outcome.SUCCESS, Outcome.SUCCESS, Outcome.SKIPPED]
     setup.put(*(record(number, run_id=str(number), outcome=end) for number, end in enumerate(ends)))
-    setup.put(record(9, run_id="0"))  # the failed run succeeds
+    setup.put(record(9, run_id="0"))  # replaces the failure of run 0
     counted = {outcome: count - before.get(outcome, 0) for outcome, count in writes(reader).items()}
     assert counted == {"failed": 1, "partial": 1, "success": 3, "skipped": 1}
     assert setup.open().counts() == {
@@ -340,7 +340,7 @@ def test_a_lakefs_url_and_the_url_of_its_s3_gateway_name_the_same_store(database
 @pytest.mark.one_database
 def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tmp_path: Path) -> None:
     first, second = (Setup(database, f"{tmp_path}/{name}") for name in ("first", "second"))
-    # The first store is chosen after the second store's two look-ups, and before the second choice is written.
+    # `second` has looked twice for a chosen store and found none; `first` is chosen before `second` writes its choice.
     with (
         meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
         pytest.raises(ConfigurationError, match="two run-state stores"),
