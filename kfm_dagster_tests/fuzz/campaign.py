@@ -13,7 +13,7 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 from kfm_dagster_tests.fuzz.trial import Trial, examine, peak_memory
 
 MEASURED = 10
-"""Memory is traced for every tenth input; the process's peak is checked after each."""
+"""Allocated memory is traced for every tenth input; the process's peak memory is checked after every input."""
 MAX_GROWTH_BYTES = 384 << 20
 """The maximum growth of the process's peak memory, in bytes; a process of the soak begins with 130 MB."""
 
@@ -77,7 +77,7 @@ class Campaign(ExitStack):
         # libhdf5 cannot read bytes that are in the stated size but not in the content.
         if trial.header is None or not recorded or drawn.size != len(drawn.content):
             return trial, False
-        # The second reading repeats the questions of the first.
+        # Each input is read twice, so each question was recorded twice.
         questions = list({repr(question): question for question in recorded}.values())
         if differing := self._libhdf5.differences(drawn.content, questions):
             trial.findings.append(f"{differing[0]} ({len(differing)} of {len(questions)} answers)")

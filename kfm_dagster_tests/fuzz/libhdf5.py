@@ -120,7 +120,7 @@ def _answer(pipe: Connection) -> None:
             try:
                 results = differences(content, questions)
             except RuntimeError as error:
-                # libhdf5 cannot close the file, and the state of libhdf5 is unknown.
+                # Closing the file failed: the state of libhdf5 is unknown, so this process ends.
                 pipe.send([f"libhdf5 closes no file: {_short(error)}"])
                 os._exit(1)
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -128,7 +128,7 @@ def _answer(pipe: Connection) -> None:
 
 
 def differences(content: bytes, questions: list[Question]) -> list[str]:
-    """Return the questions that h5py refuses or answers differently."""
+    """Return the questions that h5py refuses or answers differently, or else pyfive's differences."""
     try:
         file = h5py.File(io.BytesIO(content), "r")
     except Exception as error:
@@ -139,7 +139,7 @@ def differences(content: bytes, questions: list[Question]) -> list[str]:
             try:
                 value = _ANSWERS[question.kind](file, question)
             except UnicodeDecodeError:
-                # h5py decodes strictly; libhdf5 returned the bytes.
+                # Not a difference: libhdf5 returned the bytes, and h5py then refused to decode them.
                 continue
             except Exception as error:
                 results.append(f"libhdf5 refuses {question}: {_short(error)}")

@@ -127,8 +127,8 @@ class Subject:
 _CF = ("nclimgrid-daily", "nwm", "nwm-retrospective", "ofs", "rtofs", "sea-ice-cdr", "sea-ice-cdr-monthly")
 """Datasets of CF NetCDF files other than OISST."""
 _HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
-# The first message, the index and the last message; or each section of the walked messages, and the object's end.
 MODELS = ("hrrr", "gfs", "gefs", "nbm", "cfs", "naqfc", "ndfd", "rap", "refs", "rrfs", "rtma", "urma")
+# For the first message, the index and the last message; or for each section of the walked messages, and the end.
 _GRIB2_REQUESTS = 8 * grib2.WALK_MESSAGES + 6
 _GRIB2 = Bounds(
     requests=_GRIB2_REQUESTS,

@@ -90,7 +90,7 @@ _turn = itertools.count()
         (lambda request, header: replace(header, properties={**header.properties, "gsd": math.nan}), "no Item: "),
         (lambda request, header: replace(header, properties={**header.properties, "a": "\0"}), "no Item: "),
         (lambda request, header: replace(header, properties={**header.properties, "gsd": "far"}), "not valid"),
-        # A sound reader of an object that counts as cut.
+        # This reader is sound, but the object that it accepts is marked as cut.
         (lambda request, header: header, "a cut object is ok"),
     ],
 )
@@ -136,7 +136,7 @@ def test_values_and_chunks_that_differ_from_libhdf5_s_are_reported(monkeypatch: 
     values = StoredValues.values
 
     def misread(self: StoredValues) -> bytes:
-        # Arrays only: the time is compared by another question.
+        # Arrays only: the time, a scalar, is compared by another question.
         return values(self)[::-1] if self.shape else values(self)
 
     with Campaign("goes-abi") as campaign:
@@ -167,7 +167,7 @@ def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_a_crash_of_libhdf5_is_reported_and_our_reader_refuses_its_cause() -> None:
-    """With this length libhdf5 copies memory until its process dies (docs/adr/003)."""
+    """With a continuation of 2^64 - 1 bytes, libhdf5 copies memory until its process dies (docs/adr/003)."""
     subject = SUBJECTS["goes-abi"]
     specimen = subject.samples[0]
     content = specimen.content
