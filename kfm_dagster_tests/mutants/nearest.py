@@ -31,7 +31,7 @@ NEAREST = 8
 FURTHER = 16
 """Number of test modules in the second examination, for a mutant that survived the first."""
 FEW = 3
-"""Test modules that name a definition come first if there are at most so many."""
+"""Test modules that name a definition come first if there are at most this many."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
 """Folders whose tests do not test single rules: walks, drawings, measurements."""
 SLOW = {
@@ -157,7 +157,7 @@ class Tree:
         return self._inverted(self.tests)
 
     def of_module(self, file: str, line: int = 0) -> Choice:
-        """Return the tests of a module or its line; a line for PostgreSQL is tested there."""
+        """Return the tests of a module or its line; a line about PostgreSQL is tested on PostgreSQL."""
         lines = self.product[file].splitlines()
         cases = POSTGRESQL if 0 < line <= len(lines) and _SERVER.search(lines[line - 1]) else SQLITE
         exceptions = [f"kfm_dagster_tests/{name}" for name in EXCEPTIONS.get(file, ())]
@@ -211,7 +211,7 @@ class Tree:
             yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
 
     def _runners(self, module: str, identifier: str) -> list[str]:
-        """Return the modules that run a statement: those that quote its name, or else the names of its file."""
+        """Return the modules that run a statement: those that quote its name, or else one of its file."""
         if near := self.quoted.get(f"{module}.{identifier}"):
             return sorted(near)
         if near := {file for file in self.quoted.get(identifier, ()) if module in re.split(r"[/.]", file)}:
@@ -227,7 +227,7 @@ class Tree:
         direct = Counter(test for file in files for test in self.namers.get(file, ()))
         indirect = Counter(test for parent in parents for test in self.namers.get(parent, ()))
         parts = {part for file in files for part in _parts(file)}
-        # Tests call a command by its name instead of importing it, or a module that only the command imports.
+        # Tests do not import a command, or a module that only a command imports: they call the command by its name.
         faces = files if "cli" in folders else () if direct else parents
         if commands := {part for file in faces if _folder_of(file) == "cli" for part in _parts(file)}:
             called = re.compile(rf"call\(\s*\"(?:{'|'.join(sorted(commands))})\"")
