@@ -172,7 +172,7 @@ def person(world: World, actor: Actor) -> None:
     pipeline = world.pipeline(actor)
     rng = world.scheduler.rng
     habits = rng.sample(DECISIONS, k=rng.randint(1, 5))
-    # Most units succeed after the faults have ended.
+    # Only succeeded units can be repeated, and most units succeed after the faults have ended.
     last = [rng.choice(REPETITIONS)]
     while True:
         world.sleep("person", 10, 200)

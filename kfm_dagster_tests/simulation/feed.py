@@ -31,7 +31,7 @@ GOES_PROJECTION = pyproj.CRS("+proj=geos +h=35786023 +lon_0=-75 +sweep=x +ellps=
 LATENESS = 400.0
 """The longest delay of a message or an object, in seconds."""
 BIRTHS = 6
-"""The maximum number of objects of a feed, without overwritten ones."""
+"""The maximum number of events of a feed: an object is written, overwritten, lost or announced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -206,7 +206,7 @@ class Account:
     def attempts_are_bounded(self, change: Change, dataset: str) -> None:
         """WAL-10: a unit is readmitted only while its contract has attempts left, or by an override.
 
-        A run that dies with several units uses none of their attempts until its batch is halved to one unit (SEC-09).
+        A run that dies with several units uses none of their attempts until halving leaves batches of one (SEC-09).
         """
         unit = self.units.get(change.wal_id)
         if unit is None:
@@ -247,7 +247,7 @@ class Account:
             raise ViolationError("only_the_holder_settles", f"{actor.name} ended {change} of {unit}")
 
     def claims_are_taken_only_when_lost(self, change: Change, actor: Actor, dataset: str) -> None:
-        """WSM-11: a claim is revoked only if its run was given up or its lease has expired."""
+        """WSM-11: a recovery revokes a claim only if it named the run dead or the lease has expired."""
         if change.reason == "worker_lost" and change.run_id not in actor.named_dead:
             raise ViolationError("claims_are_taken_only_when_lost", f"{change}: no recovery named the run")
         if change.reason == "lease_expired":
@@ -346,7 +346,7 @@ class Account:
         }
         if {run_id for run_id, _ in events} - failures != recorded or (events and max(events.values()) > 1):
             raise ViolationError("lineage_is_read_once", f"{len(recorded)} recorded, {events.most_common(1)} read")
-        # A failed attempt is noted at once, and recorded and published by a later tick.
+        # The database notes a failed attempt with its failure; a later tick records it as lineage and publishes it.
         [(noted, recorded_failures)] = rows(self._raw, "SELECT count(*), count(batch_id) FROM lineage_failures")
         [(failed,)] = rows(self._raw, "SELECT count(*) FROM nodd_wal_transitions WHERE to_status = 'failed'")
         if noted != failed or len(failures) != recorded_failures:
@@ -354,7 +354,7 @@ class Account:
             raise ViolationError("lineage_is_read_once", detail)
 
     def deleted_messages_are_done(self, message: Message) -> None:
-        """WSM-09: a message is deleted once its units have ended or a copy is on another queue."""
+        """WSM-09: a message is deleted only once its units have ended or a copy is on a queue."""
         missing = message.units - message.done
         if not missing and not message.body.startswith("{poison"):
             return
@@ -372,7 +372,7 @@ class Account:
         open_rows = rows(
             self._raw, "SELECT message_id FROM nodd_wal_deliveries WHERE state NOT IN ('deleted', 'in_flight')"
         )
-        # A redrive sends, then deletes, and then records.
+        # A redrive sends a copy, then deletes the message, and only then records this.
         moved = {message.message_id for message in broker.deleted if message.body in broker.sent_again}
         gone = [message_id for (message_id,) in open_rows if message_id not in on_queues | moved]
         if gone:
@@ -398,7 +398,7 @@ class Account:
             raise ViolationError("repetitions_give_equal_results", str(differing))
 
     def every_unit_ends(self) -> None:
-        """Liveness: after the faults, every unit is terminal and the primary queue is empty."""
+        """Liveness: at the end no unit, message or lineage batch is unfinished."""
         waiting = self.unfinished()
         if waiting:
             raise ViolationError("every_unit_ends", "; ".join(waiting))

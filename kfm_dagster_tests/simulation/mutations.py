@@ -89,7 +89,7 @@ def _call(owner: Any, name: str, replacement: Any) -> Breakage:
 
 
 def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any) -> list[Any]:
-    # The database also requires the decision for units that leave quarantine.
+    # Units that leave quarantine keep their decision, because the database requires it, too.
     return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
 
 
@@ -125,7 +125,7 @@ _HASTE = {
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
 _ATTEMPT = " AND record.attempts = unit.attempt"
-"""A claim's number identifies it within a unit's history, without the run's id (`ledger/test_ledger_store.py`)."""
+"""The attempt's number alone identifies a claim of a unit, without the run's id (`ledger/test_ledger_store.py`)."""
 _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
 
 MUTATIONS = (
@@ -225,7 +225,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a unit in progress is quarantined",
-        # The database's trigger refuses the transition, so the message is rejected.
+        # The trigger refuses the transition, so the message whose intake quarantines the unit is rejected.
         invariant="nothing_sound_is_refused",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
         first=1,

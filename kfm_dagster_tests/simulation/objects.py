@@ -24,7 +24,7 @@ from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 OMITTED = frozenset({"datetime", "start_datetime", "end_datetime", "goes:percent-uncorrectable"})
-"""Properties that objects omit: times, which have their own fields, and one that no contract cites or gives a unit."""
+"""Properties that objects omit: times, which have their own fields, and one without citation and unit in contracts."""
 SIZE = 4_000_000
 """The size that a store reports of every object, whatever its document's size."""
 

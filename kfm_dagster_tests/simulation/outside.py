@@ -19,7 +19,7 @@ from kfm_dagster_tests.simulation.world import World
 
 ROOT = "catalog.json"
 MULTIHASH_DIGITS = 6
-"""The hex digits of a `file:checksum` that name the hash and its length."""
+"""The number of hex digits in front of a `file:checksum`, which name the hash and its length."""
 
 
 class Outside:

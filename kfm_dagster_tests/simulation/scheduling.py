@@ -22,7 +22,7 @@ from kfm_dagster_tests.simulation.faults import Fault, draw
 START = datetime(2025, 12, 4, 12, tzinfo=UTC)
 TRACE_LENGTH = 60
 STALLS = (120.0, 1200.0)
-"""The possible seconds of a stall: much less than a lease, or much more."""
+"""The possible seconds of a stall: less than half of a lease (300 s), or four times as long."""
 
 
 class Killed(BaseException):

@@ -288,7 +288,7 @@ class _Staged:
         return failed
 
     def settle(self) -> None:
-        """Do nothing: the promoted files are durable at once."""
+        """Do nothing: a promoted file is durable immediately."""
 
 
 class Mirror:

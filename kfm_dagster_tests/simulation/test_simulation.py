@@ -55,7 +55,7 @@ REACHED = {
 }
 """Events that must happen, because otherwise the steps would prove little."""
 FIRST = 288
-"""A first seed that soon reaches the rarest event, a stage that had succeeded with other inputs."""
+"""From this seed on, the rarest event soon happens: the skip of a stage that had succeeded with other inputs."""
 
 
 @pytest.mark.clause("WSM-19", "WSM-12", "BEY-02", "BEY-03")

@@ -57,7 +57,7 @@ SKEW_SECONDS = 60.0
 MAX_RUNS = 3
 """The maximum number of runs at the same time, without re-executed ones."""
 PERMANENT = ["etag_mismatch"]
-"""Errors with two attempts; others have three, so that histories reach both limits of a contract."""
+"""Errors that allow a unit two attempts; other errors allow three, so that histories reach both limits."""
 
 SETTINGS = Settings(
     home=Path("/nowhere"),
