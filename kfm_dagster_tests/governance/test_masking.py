@@ -66,7 +66,7 @@ def metres(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def moved_within(cell: str, shares: Sequence[float]) -> ExactLocation:
-    """Return another location in a cell, a mean of the cell's centre and corners."""
+    """Return another location in a cell, a weighted mean of the cell's centre and corners."""
     corners = [h3.cell_to_latlng(cell), *h3.cell_to_boundary(cell)]
     weights = [*shares, *[0.0] * len(corners)][: len(corners)]
     x, y, z = (

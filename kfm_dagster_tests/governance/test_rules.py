@@ -178,7 +178,7 @@ def test_a_box_is_split_at_the_antimeridian() -> None:
         footprint(shown, decimals=5)
         polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
         assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
-    # A point stays a point.
+    # The box of a point becomes a polygon of equal points.
     assert outline((-97.5, 38.0, -97.5, 38.0)) == {"type": "Polygon", "coordinates": [[[-97.5, 38.0]] * 5]}
 
 
