@@ -105,7 +105,7 @@ def test_a_size_equal_to_a_bound_is_accepted() -> None:
         assert [issue.code for issue in integrity.issues] == codes
 
 
-LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
+LEVEL = PeerSizes(8, 1000, 1000)  # with the factor 2, sizes from 500 to 2000 are expected
 
 
 @pytest.mark.clause("BEY-04", "OPR-05")
@@ -118,9 +118,9 @@ def test_a_size_far_from_its_peers_is_suspect() -> None:
         (2001, LEVEL, ["size_unlike_peers"]),
         (100, PeerSizes(7, 1000, 1000), None),  # too few peers
         (100, None, None),  # no peers were known when the unit was admitted
-        (125, PeerSizes(8, 1000, 2000), []),  # peers vary
+        (125, PeerSizes(8, 1000, 2000), []),  # peers vary, so a larger factor applies
         (124, PeerSizes(8, 1000, 2000), ["size_unlike_peers"]),
-        (0, LEVEL, None),  # size_zero instead
+        (0, LEVEL, None),  # an empty object is for the check `size`
     ):
         handle = Recorded(size=size)
         integrity = check(handle, announced={"peer_sizes": peers}, **rules)

@@ -133,13 +133,13 @@ def test_unit_without_sound_integrity_is_not_read() -> None:
 def test_an_index_written_long_before_its_object_is_suspect(belongs: bool) -> None:
     def reader(request: ReadRequest) -> HeaderMetadata:
         request.sidecar(".idx")
-        # A sidecar of another object has another issue.
+        # A sidecar that a reader does not list is of another object; its age does not matter.
         return header() if belongs else header(sidecars=())
 
     unit_with_time = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
     for contract, seconds, is_old in (
         (HRRR, -86_400, False),  # written a day later
-        (HRRR, 600, False),  # within the tolerance for the order of uploads
+        (HRRR, 600, False),  # an index may be uploaded up to an hour before its object
         (HRRR, 3600, False),
         (HRRR, 3601, True),
         (HRRR, None, False),  # unknown time
