@@ -25,7 +25,7 @@ def test_the_documented_columns_are_the_columns_of_the_view_in_order(database: D
     assert documented == [column["name"] for column in sa.inspect(database.engine).get_columns(view)]
 
 
-def test_a_run_has_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> None:
+def test_the_row_of_a_run_has_the_results_of_its_stages(database_url: str, tmp_path: Path) -> None:
     pipeline = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     intact, broken = volumes(2)
     put(tmp_path / "objects", [intact, good(broken.bucket, broken.key, b"no volume")])
