@@ -75,7 +75,7 @@ def nothing_waits(lineage: Lineage) -> bool:
 
 
 @pytest.mark.parametrize("how", ["refused connection", "500", "hangs"])
-def test_an_unreachable_backend_fails_no_unit_and_later_gets_each_event_once(
+def test_an_unavailable_backend_fails_no_unit_and_later_gets_each_event_once(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:  # fmt: skip
