@@ -46,7 +46,7 @@ def clock(at: datetime) -> tuple[int, int]:
 
 
 def message_1(at: datetime, *, vcp: int = 21) -> bytes:
-    """Pack a frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
+    """Pack a frame with a radial of ICD 2620002, table III: reflectivity and velocity, no spectrum width."""
     day, milliseconds = clock(at)
     body = struct.pack(">IH30xHHHHH", milliseconds, day, 100, 560, 0, 2, vcp)
     return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")

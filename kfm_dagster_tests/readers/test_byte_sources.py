@@ -40,7 +40,7 @@ def test_adjacent_and_last_blocks_are_read_in_one_request_without_blocks_that_we
         (DATA, 3, [(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
         (DATA, 3, [(0, 10), (690, 20), (850, 1)], [(0, 100), (600, 200), (800, 300)]),
         (DATA, 3, [(790, 20)], [(700, 400)]),
-        # The first block of a small object is requested alone.
+        # All blocks of a small object are among its last blocks, but the first is requested alone.
         (DATA[:250], 3, [(0, 1), (240, 1), (100, 1)], [(0, 100), (100, 200)]),
     ):
         source = CountingSource(content)

@@ -121,7 +121,7 @@ def test_a_sample_truncated_at_any_structure_is_refused_or_unchecked(name: str) 
 @pytest.fixture
 def _no_collection() -> Iterator[None]:
     gc.collect()
-    # Exclude the objects of other tests from each collection.
+    # Exclude the objects of other tests from garbage collection.
     gc.freeze()
     gc.disable()
     yield
@@ -171,7 +171,7 @@ LIMITS = {
     ),
     # The first LDM record of up to 270 KB in blocks of 128 KiB, and the last 256 KiB. A gzipped object is read whole.
     "nexrad-l2": Limit(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
-    # Read whole: a chunk is one record, a product one message, and a gzip stream or text is complete only at its end.
+    # Read whole: a chunk is one record, a product one message, and the end shows if a gzip stream or text is complete.
     "nexrad-l2-chunks": Limit(1, lambda size: size),
     "nexrad-l3": Limit(1, lambda size: size),
     "mrms": Limit(2, lambda size: size),

@@ -39,7 +39,7 @@ def packed(*rows: str) -> bytes:
 
 
 @pytest.mark.clause("OPR-06", "OPR-14")
-def test_both_headers_of_hourly_rows_give_the_same_item() -> None:
+def test_hourly_files_by_station_and_by_year_give_the_same_item() -> None:
     por, year = HOURLY.read(KEY, TEXT), HOURLY.read(OF_YEAR_KEY, OF_YEAR.replace(b"\n", b"\r\n"))
     assert (por.start, por.end) == (year.start, year.end)
     assert (por.start, por.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))

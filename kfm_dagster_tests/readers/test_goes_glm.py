@@ -119,7 +119,7 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
     assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
 
 
-def test_an_invalid_count_is_omitted_and_a_field_of_view_beyond_180_degrees_has_the_same_box() -> None:
+def test_an_invalid_count_is_omitted_and_a_field_of_view_has_the_same_box_with_longitudes_modulo_360() -> None:
     key, content = sample()
     values = (np.int32(-1), np.float64(np.nan), np.float64(np.inf))
     for change in (deleted("event_count"), *(replaced("event_count", data=value) for value in values)):
@@ -132,7 +132,7 @@ def test_an_invalid_count_is_omitted_and_a_field_of_view_beyond_180_degrees_has_
 
 
 @given(west=st.floats(-360, 180), span=st.floats(0.001, 360), south=st.floats(-90, 89.9), height=st.floats(0.001, 180))
-def test_a_rectangle_is_valid_counterclockwise_and_has_short_sides(
+def test_a_rectangle_is_valid_counterclockwise_and_has_sides_of_at_most_45_degrees(
     west: float, span: float, south: float, height: float
 ) -> None:
     north = min(south + height, 90)

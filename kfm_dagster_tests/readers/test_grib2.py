@@ -89,7 +89,9 @@ RAP = bytes.fromhex(
     "000000500300000c20b20000800106" + "00" * 15 + "000003b90000034200000000" + "00000000"
     "80a1998b0d2ae1ea380337f9800f23bb800742b8080742b8084002c6efe80159c791"
 )
-"""Section 3 of real objects of RAP (template 3.32769): 953 by 834 points 13,545 m apart on 6,370 km about 54N 106W."""
+"""Section 3 (template 3.32769) of real RAP objects: 953 by 834 points, 13,545 m apart about 54N 106W.
+
+The earth is a sphere with a radius of 6,371 km."""
 
 
 def rotated(
@@ -427,7 +429,7 @@ def test_an_object_that_states_its_length_is_complete_or_refused() -> None:
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
     # Cut between two messages: only the stated length shows the truncation.
     assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
-    # Without its first 40 bytes the object begins with the length of its first bulletin instead of its own.
+    # Without its first 40 bytes the object begins with its first bulletin's length, so its own length is unknown.
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
 
 
@@ -468,11 +470,11 @@ def test_codes_of_the_first_message_have_their_names() -> None:
     assert [named(SAMPLE, 21, ">H", code)["grib:centre"] for code in (7, 34, 54, 74, 78, 98, 8)] == [
         "kwbc", "rjtd", "cwao", "egrr", "edzw", "ecmf", "8"
     ]  # fmt: skip
-    # Code table 4.4: seven of each unit. Months and longer units have no fixed length.
+    # Code table 4.4: seven of each unit of time. Months and longer units of time have no fixed length.
     message = SAMPLE[:188]
     horizons = [named(message, 118 + 17, ">B", code).get("forecast:horizon") for code in (0, 1, 2, 10, 11, 12, 13, 3)]
     assert horizons == ["PT7M", "PT7H", "PT168H", "PT21H", "PT42H", "PT84H", "PT7S", None]
-    # An observation is a forecast only if its time is later than its reference time.
+    # Processed observations (6, 7) are described as a forecast only if their time is later than their reference time.
     analysis = hrrr.make_hrrr(run=RUN, lead=0)[1]
     for content, without in ((analysis, {6, 7}), (SAMPLE, set())):
         of_forecast = {code for code in range(9) if "forecast:reference_datetime" in named(content, 36, ">B", code)}
@@ -484,7 +486,7 @@ def test_properties_of_the_key_begin_with_the_model_s_name() -> None:
         assert read(SAMPLE, key=key, groups=groups_of() | {"prefix": implied}).properties[f"{prefix}:cycle"] == 6
 
 
-def test_a_horizon_is_a_whole_number_of_the_largest_possible_unit() -> None:
+def test_a_horizon_is_a_whole_number_of_the_largest_possible_unit_of_time() -> None:
     for seconds, text in ((0, "PT0H"), (7200, "PT2H"), (5400, "PT90M"), (5401, "PT5401S")):
         assert duration(timedelta(seconds=seconds)) == text
 

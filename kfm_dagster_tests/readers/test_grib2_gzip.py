@@ -73,7 +73,7 @@ def long_message(length: int) -> bytes:
     return MESSAGE[:8] + struct.pack(">Q", length) + MESSAGE[16:-9] + data + b"7777"
 
 
-def test_messages_are_counted_up_to_the_limit_of_the_walk() -> None:
+def test_messages_are_counted_unless_there_are_more_than_the_limit() -> None:
     assert read(gzip.compress(MESSAGE * 3)).properties["grib:message-count"] == 3
     many = read(gzip.compress(MESSAGE * (WALK_MESSAGES + 1)))
     assert (many.findings, "grib:message-count" in many.properties) == ((), False)

@@ -233,7 +233,7 @@ LATE = ("04T06:00", "04T06:00", "04T06:00", "PT12H")
         ([over_hours(11, 12), over_hours(6, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(0, 12), over_hours(11, 12)], ("03T18:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(6, 9), over_hours(9, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
-        # The first file of a run has a sum over no time.
+        # The first file of a run has a sum over zero hours.
         ([at_hour(0), over_hours(0, 0)], ANALYSIS),
         ([over_hours(0, 0)], ANALYSIS),
     ],

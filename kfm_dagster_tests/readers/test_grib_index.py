@@ -57,7 +57,7 @@ REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
      "aerosol=Total aerosol:aerosol_size <2.5e-06"),
     ("var discipline=1 center=7 local_table=1 parmcat=1 parm=197:surface", "0-1 hour acc fcst:prob >1:prob fcst 0/1",
      "var discipline=1 center=7 local_table=1 parmcat=1 parm=197", 0, 60, "prob >1:prob fcst 0/1"),
-    # RRFS's members, and REFS: a mean of a process, agreement and neighbourhood probabilities, a spread.
+    # A member of RRFS; of REFS a mean, probabilities by agreement and by neighbourhood, and a spread.
     ("MAXUVV:100-1000 mb", "0-1 hour max fcst:ENS=+1", "MAXUVV", 0, 60, "ENS=+1"),
     ("MXUPHL:5000-2000 m above ground", "3 hour fcst:wt ens mean:process=193", "MXUPHL", 180, 180,
      "wt ens mean:process=193"),
@@ -136,7 +136,7 @@ def test_a_reference_time_is_compared_at_its_own_precision() -> None:
 
 
 def test_the_end_of_a_step_is_read_from_its_text() -> None:
-    # The latest step is that of all lines, not that of the last line.
+    # The latest step is in the second line, not in the last line.
     entries = [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
     for step, end in (
         ("anl", timedelta(0)),
@@ -280,7 +280,7 @@ def test_a_variable_has_unit_and_long_name() -> None:
         ("PRATE", "kg/m^2/s", "Precipitation Rate"),
         ("PVORT", "K*m^2/kg/s", "Potential Vorticity"),
         ("CRAIN", "1", "Categorical Rain"),
-        # For WMO, WILT is a density and EFHL another helicity; CLWMR is a name of older releases.
+        # In WMO's table WILT is a density and EFHL another helicity. Older tables have CLWMR instead of CLMR.
         ("WILT", "1", "Wilting Point"),
         ("EFHL", "m^2/s^2", "Effective Storm Relative Helicity"),
         ("CLWMR", "kg/kg", "Cloud Mixing Ratio"),
@@ -304,7 +304,7 @@ def test_large_variables_of_an_index_are_not_cached(levels: int, is_shared: bool
 
 
 @pytest.mark.clause("OPR-16")
-def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
+def test_the_units_of_fields_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
     """Compare by codes, because ecCodes has other names for the parameters of the real fields."""
     by_code = {(0, 0, 0): "TMP", (0, 0, 6): "DPT", (0, 1, 8): "APCP", (0, 1, 1): "RH", (0, 2, 2): "UGRD",
                (0, 2, 3): "VGRD", (0, 2, 22): "GUST", (0, 3, 0): "PRES", (0, 3, 1): "PRMSL", (0, 3, 5): "HGT",
@@ -381,7 +381,7 @@ def test_a_variable_lists_each_level_once_even_with_several_steps() -> None:
     shape = {"dimensions": ["valid_time", "level", "y", "x"], "dimension_domains": {"level": levels}}
     assert cube_fields["cube:variables"] == {"TMP": described | shape}
     assert cube_fields["cube:dimensions"]["level"] == {"type": "level", "values": levels}
-    # Gaussian rows have no step.
+    # The rows of a Gaussian grid have no even step.
     uneven = cube(replace(GRID, template=40, parallels=2), (layer(),), reference=RUN, valid=COVERED)["cube:dimensions"]
     assert [(uneven[axis]["step"], len(uneven[axis]["extent"])) for axis in "xy"] == [(3000.0, 2), (None, 2)]
 
@@ -393,7 +393,7 @@ def test_variables_and_levels_are_not_listed_beyond_the_limit_of_characters() ->
         cube_fields = fields(*(layer(level=level) for level in levels))
         assert ("cube:variables" in cube_fields, "level" in cube_fields["cube:dimensions"]) == (listed, listed)
         assert len(orjson.dumps(cube_fields)) < 3 * MAX_CHARACTERS
-        # As many fields as HRRR's native levels: 22 variables on each of 50 levels, and a hundred on one level.
+        # As many fields as an HRRR file of native levels: 22 variables on each of 50 levels, and 100 on one level.
         hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
         cube_fields = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
         assert len(cube_fields["cube:variables"]) == 122

@@ -199,7 +199,10 @@ def message(name: str, anchor: bytes, place: int, value: bytes) -> Change:
 
 
 def ordered(count: bytes, place: int, value: bytes) -> Change:
-    """Write a value after the two first bytes of the root's information message that has this count and no index."""
+    """Write a value `place` bytes after version and flags of the root's information message.
+
+    The count, and addresses of an index that does not exist, identify the message: of links, or of attributes.
+    """
     return message("/", b"\0\3" + count + b"\xff" * 24, 2 + place, value)
 
 

@@ -223,7 +223,7 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
     report = REPORTS[0]
     for content in (
         packed(report * (STEP_BYTES * 20 // len(report))),
-        # The next step after the bound also has the end of the stream.
+        # The stream ends within the first `STEP_BYTES` after the bound.
         packed(report * (limit * STEP_BYTES // len(report) + 10), level=0),
     ):
         metadata = read(content)

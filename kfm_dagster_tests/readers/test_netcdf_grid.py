@@ -103,7 +103,7 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
     metadata = read(grid(np.arange(0, 360, 1.875), latitudes))
     assert metadata.properties["cube:dimensions"]["lat"]["step"] is None
     assert metadata.properties["cube:dimensions"]["lon"]["step"] == 1.875
-    # The box ends half of the outer spacing beyond the last parallel, which is a quarter of a degree from the pole.
+    # The box ends half of the outer spacing beyond the last parallel, so a quarter of a degree remains to the pole.
     assert bounding_box(metadata.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
     # An axis with uneven steps in its middle only.
     uneven = read(grid([1, 2, 3.5, 4, 5])).properties

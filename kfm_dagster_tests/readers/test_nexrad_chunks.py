@@ -185,7 +185,7 @@ def test_a_chunk_whose_time_differs_from_its_key_is_a_time_mismatch(samples: Map
         (0, TIME_TOLERANCE, False),
         (0, TIME_TOLERANCE + timedelta(seconds=1), True),
         (0, -TIME_TOLERANCE - timedelta(seconds=1), True),
-        # As in real volumes, a radial can slightly precede the key's time. It must be within the longest volume.
+        # A radial can precede the key's time by the tolerance, and follow it by the length of the longest volume.
         (1, TIME_TOLERANCE, False),
         (1, TIME_TOLERANCE + timedelta(seconds=1), True),
         (1, timedelta(seconds=1) - LONGEST_VOLUME, True),

@@ -59,7 +59,7 @@ def volume() -> bytes:
 
 @pytest.fixture(scope="module")
 def uncompressed(volume: bytes) -> bytes:
-    """The sample with its LDM records unpacked: mutations reach the messages."""
+    """The sample with its LDM records unpacked, so that mutations reach the messages."""
     return unpack(volume)
 
 
@@ -470,7 +470,7 @@ def test_a_truncated_last_record_with_a_matching_size_is_refused(volume: bytes) 
 
 @pytest.mark.clause("OPR-07")
 def test_a_truncated_record_is_refused_although_its_first_radial_is_complete() -> None:
-    # Frames of type 0 that do not compress, so that the first of several blocks has the first radial.
+    # Frames of type 0 that do not compress: the record has several bzip2 blocks, the first with the first radial.
     noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(170))
     content = header() + ldm(message_1(START) + noise, level=1)
     assert read(content).properties["nexrad:vcp"] == 21

@@ -294,7 +294,7 @@ def test_the_time_of_the_key_must_be_between_the_start_of_the_scan_and_the_produ
             assert read(key, content).start == START
         else:
             assert refusal(key, content) is MetadataIssue.TIME_MISMATCH
-    # A late generation time does not widen the accepted times of keys.
+    # A generation time later than LONGEST_GENERATION after the start does not widen the accepted times of keys.
     late = patched(patched(content, 46, "H", 30_000), 2, "H", 30_000)
     assert read(own_key, late).start == START
     assert refusal("ICT_N0B_2024_05_06_22_16_03", late) is MetadataIssue.TIME_MISMATCH

@@ -51,7 +51,7 @@ class Compared:
 
     @cached_property
     def difference(self) -> float:
-        """The largest difference of two numbers, in the unit; infinite if the values differ in type or length."""
+        """The largest difference of two numbers, in `unit`; infinite if the values differ in type or length."""
         if self.unit == SECONDS:
             return abs((self.actual - self.expected).total_seconds())
         actual, expected = (

@@ -78,7 +78,7 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
 def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator[Compared]:
     """Compare a box with that of ecCodes' points; over a pole our box is larger."""
     if "error" not in grid:
-        # Raw longitudes of a grid over Greenwich are from 0 to 360.
+        # For a Mercator grid over Greenwich, minimum and maximum of the raw longitudes are not the sides.
         west, east = grid["first"][1], grid["last"][1]
         if not (grid["gridType"] == "mercator" and west > east):
             west, east = grid["lon_min_raw"], grid["lon_max_raw"]
