@@ -138,7 +138,7 @@ def test_a_unit_without_a_document_fails_no_other_unit(lineage: Lineage, root: P
 
 
 @pytest.mark.clause("BEY-07")
-def test_an_unreachable_root_costs_a_run_one_attempt_and_delays_no_other_file(
+def test_a_full_root_costs_a_run_one_attempt_and_delays_no_other_file(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     clock = Clock()
@@ -307,7 +307,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.clause("OPR-11")
-def test_only_registered_units_get_lineage_in_unchanged_order(
+def test_only_registered_units_get_lineage_and_the_order_is_kept(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     issue = Issue(code="missing_object", severity=Severity.FAILED, message="gone")
@@ -411,7 +411,7 @@ def test_a_collection_names_the_run_that_wrote_its_newest_item(pipeline: Pipelin
         chain.put(tmp_path / "objects", [item])
         chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id)
         assert written_by() == {"dataset_id": f"{DATASET}.stac_register", "run_id": run_id}
-    # After an undo the catalog does not name the run.
+    # After an undo of the second run the Collection names the first run again.
     own_tx(pipeline.catalog).undo(DATASET, RUNS[1])
     assert written_by()["run_id"] == RUNS[0]
 
