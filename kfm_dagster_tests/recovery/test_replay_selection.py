@@ -136,9 +136,9 @@ def selected_ids(stand: Stand, selected: Selection, *, limit: int = 1000) -> tup
 
 @pytest.mark.clause("RPL-02")
 def test_each_filter_narrows_the_selection(stand: Stand) -> None:
-    young = stand.bring("failed", 3)
+    earlier = stand.bring("failed", 3)
     stand.clock.forward(3600)
-    old = stand.bring("failed", 2, first=10)
+    later = stand.bring("failed", 2, first=10)
     done, out = stand.bring("succeeded", first=20), stand.bring("quarantined", first=30)
     day_before = START - timedelta(days=1)
     early = stand.bring(
@@ -148,20 +148,20 @@ def test_each_filter_narrows_the_selection(stand: Stand) -> None:
     own_tx(stand.pipeline.ledger).ensure([goes])
     ids: Callable[[list[Envelope]], list[str]] = lambda units: [unit.wal_id for unit in units]  # noqa: E731
     halfway = "2025-12-04T00:30:00Z"
-    second_at = (young[1].event_time).isoformat()
+    second_at = (earlier[1].event_time).isoformat()
     cases: list[tuple[Selection, list[str]]] = [
-        (selection(), ids(young + old)),
+        (selection(), ids(earlier + later)),
         (selection(filters={"error_codes": ["size_zero"]}), []),
-        (selection(filters={"error_codes": ["missing_object", "size_zero"]}), ids(young + old)),
-        (selection(filters={"event_time": {"start": second_at}}), ids(young[1:] + old)),
-        (selection(filters={"event_time": {"end": second_at}}), ids(young[:1])),
-        (selection(filters={"created": {"after": halfway}}), ids(old)),
-        (selection(filters={"created": {"before": halfway}}), ids(young)),
+        (selection(filters={"error_codes": ["missing_object", "size_zero"]}), ids(earlier + later)),
+        (selection(filters={"event_time": {"start": second_at}}), ids(earlier[1:] + later)),
+        (selection(filters={"event_time": {"end": second_at}}), ids(earlier[:1])),
+        (selection(filters={"created": {"after": halfway}}), ids(later)),
+        (selection(filters={"created": {"before": halfway}}), ids(earlier)),
         (selection(filters={"attempts": {"max": 0}}), []),
-        (selection(filters={"attempts": {"max": 1}}), ids(young + old)),
-        (selection(filters={"wal_ids": ids([old[1], young[0], *done])}), ids([young[0], old[1]])),
+        (selection(filters={"attempts": {"max": 1}}), ids(earlier + later)),
+        (selection(filters={"wal_ids": ids([later[1], earlier[0], *done])}), ids([earlier[0], later[1]])),
         (selection(filters={"datasets": ["goes-abi"]}), []),
-        (selection(filters={"datasets": ["*"]}), ids(young + old)),
+        (selection(filters={"datasets": ["*"]}), ids(earlier + later)),
         (repair("succeeded", "quarantined", filters={"days": {"first": "2025-12-03"}}), ids(done + out)),
         (repair("quarantined", filters={"days": {"last": "2025-12-02"}}), ids(early)),
         (repair("quarantined", filters={"days": {"first": "2025-12-03"}}), ids(out)),
@@ -170,7 +170,7 @@ def test_each_filter_narrows_the_selection(stand: Stand) -> None:
     ]
     for selected, expected in cases:
         assert selected_ids(stand, selected) == (expected, False), selected.spec.filters
-    assert selected_ids(stand, selection(), limit=4) == (ids(young + old)[:4], True)
+    assert selected_ids(stand, selection(), limit=4) == (ids(earlier + later)[:4], True)
     with pytest.raises(ContractError):
         selected_ids(stand, selection(filters={"datasets": ["goes-xyz"]}))
 
