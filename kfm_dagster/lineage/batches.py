@@ -69,7 +69,7 @@ def batch_id_of(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A failed delivery of a batch; `not_taken` counts the events that the backend lacks."""
+    """A failed delivery of a batch; `not_taken` counts sent events that were not accepted."""
 
     batch_id: str
     destination: str
@@ -128,7 +128,7 @@ class LineageBatches:
     ) -> None:
         """Record a batch, and queue it for each of its destinations.
 
-        The batch's file, at `href` below the lineage root, covers `units` units or steps.
+        The batch's file, at `href` below the lineage root, has the lineage of `units` units, steps or failed attempts.
         """
         import pyarrow as pa  # noqa: PLC0415, a process that only reads the backlog does not need it
 

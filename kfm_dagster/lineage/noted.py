@@ -1,8 +1,8 @@
-"""Ends of node steps (IEN-11) and failed attempts (RSP-16), recorded and published once.
+"""Lineage of ended node steps (IEN-11) and of failed attempts (RSP-16), published once.
 
-The end of a step or an attempt writes a row. The process that publishes lineage turns the rows without a batch into
-batches in one transaction. So after a crash either the rows remain, or the batches are in the outbox: no lineage is
-lost or published twice, and no stage or settlement waits for publishing.
+The end of a step writes a row, and so does a failed attempt. The process that publishes lineage turns the rows without
+a batch into batches in one transaction. So after a crash either the rows remain, or the batches are in the outbox: no
+lineage is lost or published twice, and no stage or settlement waits for publishing.
 Belongs here: selecting the rows, their batches, and the events of a failed attempt. Does not belong here: documents of
 a step (`steps.py`) or of registered units (`openlineage.py`).
 """

@@ -38,7 +38,7 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """A unit's publication on a path; `content_sha256` is the hash of the unit's Item.
+    """A publication of a unit's lineage; `content_sha256` is the hash of the unit's Item.
 
     The hash is None if no Item was registered, or if the unit was published by a release that had no revisions yet.
     `invalidated` means withdrawn.
@@ -55,7 +55,7 @@ History = Mapping[WalId, Sequence[Revision]]
 
 
 def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
-    """Return the unit with its revision, the Item that it replaces, and the Item it yields to."""
+    """Return the unit with its revision, the Item that it replaces, and the newer Item, if any."""
     revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
     revises, yields_to = _revised(unit, revision, history), _newer_item(unit.stac, history)
     if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):
@@ -65,8 +65,8 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # Without a replay, the run names the revision. This happens if a retry by another release has changed the Item, or
-    # if the run's publications were withdrawn.
+    # Without a replay, a further revision has the run's id as name. It exists if a retry by another release has changed
+    # the Item, or if the run's publications were withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
         return unused if published else FIRST_REVISION

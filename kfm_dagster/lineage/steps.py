@@ -33,7 +33,7 @@ from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 NAMESPACE = "kfm-etl"
 INPUTS_NAMED = 100
 """Maximum inputs that a document names, because more would flood a lineage browser. If a step has more, OpenLineage has
-one dataset with their number, and PROV the first inputs and their number."""
+one dataset with the number of inputs, and PROV has the first 100 inputs and the number of all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,8 +117,8 @@ class Lineage:
         """Record the units that a path has not recorded yet, and return the result of every unit.
 
         `units` are of the contract's dataset. A unit that the fence refuses is not recorded, and its result has the
-        fence's issue. If a unit cannot be recorded on a path, its result has an issue for the path. Files are
-        published then, unless the lineage root is failing. Raises the database's errors, so that the stage is retried.
+        fence's issue. If a unit cannot be recorded on a path, its result has an issue for the path. Then files
+        are published, unless the lineage root is failing. Raises the database's errors, so that the stage is retried.
         """
         run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}

@@ -214,7 +214,7 @@ class CatalogFiles:
                     yield posixpath.dirname(day), matching(to_table(items), criteria)
 
     def _days(self, collection: str, criteria: SearchCriteria) -> list[str]:
-        """Return the paths of the days that may have Items of a time, earliest first."""
+        """Return the paths of the days that may have Items of the criteria's time, earliest first."""
         days = sorted(self._linked(self._linked([collection_path(collection)], "child"), "child"))
         if criteria.end is not None:
             last = f"{criteria.end + LONGEST_ACCUMULATION:%Y-%m-%d}"

@@ -88,7 +88,7 @@ def opening(item: Item, address: str) -> str:
 
 def _matches(item: Item, field: str, level: str | None) -> list[str]:
     wanted = _words(field, level)
-    # `_words` also replaces the colons in the names of layers: the qualifier of a probability has some.
+    # `_words` replaces colons in the names of layers, too, because the names of probabilities contain colons.
     if layers := {name: _words(name, None) for name in layers_of(item)}:
         whole = [name for name, words in layers.items() if words == wanted]
         # A layer's whole name continues with its forecast time, and the member of an ensemble.

@@ -51,7 +51,7 @@ ALERTS = View(
 
 
 ALL = "all"
-"""The word for every dataset, including datasets whose contract comes later."""
+"""The word for every dataset, including datasets that are added after the decision."""
 
 
 class CaseFilter(OfDataset):
