@@ -46,7 +46,7 @@ HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Pages show the current state.
+    # Not stored, because pages show the current state.
     "cache-control": "no-store",
     "vary": "accept",
 }

@@ -45,7 +45,7 @@ from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units,
 from kfm_dagster.views.view import require_contract
 
 MOST_DAYS = 14
-"""Most days of the picture of gaps; with 14 days, an hour is 2.1 of the picture's 720 pixels wide."""
+"""Most days of the picture of gaps, whose hours share 720 pixels: with 14 days, an hour is 2.1 pixels wide."""
 MOST_SHOWN = 65_536
 """Most characters of a message on its page; an SQS message can have sixteen times as many."""
 MOST_RECORDS = 100

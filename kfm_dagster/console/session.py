@@ -35,7 +35,7 @@ SHORTEST_TOKEN = 16
 MOST_ATTEMPTS, ATTEMPT_SECONDS = 5, 60.0
 """Failed sign-ins allowed from an address in ATTEMPT_SECONDS; behind a proxy, all users share the proxy's address."""
 MOST_ADDRESSES = 1024
-"""Addresses whose attempts are kept; if there are more, the address with the oldest last attempt is dropped."""
+"""Addresses whose attempts are kept; if there are more, the one without attempts for the longest time is dropped."""
 _NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
 
 

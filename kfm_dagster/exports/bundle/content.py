@@ -54,7 +54,7 @@ FOLDERS = ("configs", "reports", "figs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTransition:
-    """A recorded transition of a stage's state; `from_state` is None if it opened the stage."""
+    """A recorded transition of a stage's state; `from_state` is None for a stage's first."""
 
     at: datetime
     stage: str

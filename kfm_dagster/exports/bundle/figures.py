@@ -31,7 +31,7 @@ _LOOK = {
 }
 """Name, mark and colour of each kind; without colour, the mark distinguishes the kinds."""
 _CROWDED = 40
-"""The marks of a stage's row have numbers if the row has at most this many; more numbers would overlap."""
+"""Maximum marks of a stage's row that get numbers. In a row with more marks, numbers would overlap."""
 _GRAPH = StateGraph(
     places={
         StageState.PENDING: (0, 0),
@@ -57,7 +57,7 @@ def library_version() -> Mapping[str, str]:
 def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTransition]) -> bytes:
     """Draw the state machine, each transition with its condition and its number of records.
 
-    A recorded transition that the machine lacks is dashed: it was recorded under another machine.
+    A recorded transition that the machine lacks is dashed: it was recorded under another card.
     """
     counts = Counter((move.from_state, move.to_state) for move in transitions)
     conditions = {(rule.origin.value, rule.to.value): rule.when for rule in machine.transitions}
