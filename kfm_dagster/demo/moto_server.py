@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 POLL_SECONDS = 0.02
-"""Pause between two looks of a long poll; too short for a sensor to notice."""
+"""Pause between two receives of a long poll; too short for a sensor to notice."""
 
 _queue_lock = threading.RLock()
 
@@ -81,7 +81,7 @@ def _correct_moto() -> None:
 
 
 def _with_files(application: WSGIApplication, files: Mapping[str, bytes]) -> WSGIApplication:
-    """Serve these files before everything else."""
+    """Serve these files by their paths, and pass all other requests to the application."""
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         content = files.get(environ["PATH_INFO"])

@@ -4,10 +4,10 @@
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
-All are one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) is the position at
-that distance, n_eff is the refractive index. Three alignments precede the integrals, in this order: time (the volume's
-start against its reference time, and the sampling rate f_s), path (gamma(ell), d ell and n_eff), phase (the reference
-window). Each step takes the result of the previous step, so that another order is refused.
+All three are for one way, from the antenna to the path's end. ell is the distance along the beam, gamma(ell) is the
+position at that distance, n_eff is the refractive index. Three alignments precede the integrals, in this order: time
+(the volume's start against its reference time, and the sampling rate f_s), path (gamma(ell), d ell and n_eff), phase
+(the reference window). Each step takes the result of the previous step, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
 (`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
 """
@@ -102,7 +102,7 @@ class Arrival:
 
 
 def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_hz: float) -> TimeAligned:
-    """Align the time. Raises PathError for naive times, an offset beyond tau, an invalid f_s."""
+    """Align the time, the first step. Raises PathError: naive times, offset over tau, invalid f_s."""
     if not (math.isfinite(f_s_hz) and f_s_hz > 0):
         raise PathError("f_s is not a sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
@@ -121,7 +121,7 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_h
 def align_path(
     time: TimeAligned, path: BeamPath, *, min_points: int = MIN_POINTS, c_ref_m_s: float = SPEED_OF_LIGHT_M_S
 ) -> PathAligned:
-    """Align the path after its time. Raises PathError with all faults of `path_faults`."""
+    """Align the path, the second step. Raises PathError with the `path_faults`, if any."""
     sample_m = c_ref_m_s / _after(time, TimeAligned).f_s_hz
     if faults := path_faults(path, min_points=min_points, sample_m=sample_m):
         raise PathError(
@@ -133,7 +133,7 @@ def align_path(
 
 
 def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m: tuple[float, float]) -> PhaseAligned:
-    """Align the phase after the path, to a mean of zero over the reference window.
+    """Align the phase, the third step, to a mean of zero over the reference window.
 
     Raises PathError for an invalid wavelength, and for a window that is empty or splits an element.
     """

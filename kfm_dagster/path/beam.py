@@ -102,7 +102,7 @@ def trace(
     splits_m: tuple[float, ...] = (),
     panel_m: float = PANEL_M,
 ) -> tuple[BeamPath, ...]:
-    """Trace the beams of an antenna, all at once, up to range_m along each.
+    """Trace the beams of an antenna together, up to range_m along each.
 
     antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges where a panel must end, so that
     integrals can be split there. Raises PathError for an invalid angle, height or range, and if the iteration of a ray

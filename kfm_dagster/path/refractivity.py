@@ -16,7 +16,7 @@ from kfm_dagster.errors import KfmError
 
 
 class PathError(KfmError):
-    """The path quantities of a beam were refused."""
+    """The inputs of a beam's path are invalid, or its path cannot be computed."""
 
 
 Floats = NDArray[np.float64]

@@ -128,8 +128,8 @@ class PathArrival:
     """The arrivals of a volume, by beam. Volumes with equal facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
-    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: optical path through HELD_AGAINST minus the beam's optical
-    path, divided by its standard uncertainty due to the atmosphere, shape (beams,).
+    shape (beams, 2, 2), in s^2, s rad, rad^2. residuals, shape (beams,): optical path through HELD_AGAINST minus the
+    beam's own, divided by the standard uncertainty of the latter due to the atmosphere.
     """
 
     facts: VolumeFacts

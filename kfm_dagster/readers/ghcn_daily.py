@@ -103,11 +103,11 @@ def read_ghcn_daily(request: ReadRequest) -> HeaderMetadata:
     """Read the days of a station or of a year.
 
     `request.groups` has `station` or `year`, and for Parquet `element`. `start` and `end` are the first and last day of
-    the rows at 00:00 UTC (days are local), `datetime` is `start`. If the end was not reached (`ghcn:end-known` is
-    False), `end` is the last day that was read. The geometry is the network's area for several stations, and empty for
-    a single station, whose place is unknown. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT,
-    INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the
-    key.
+    the rows at 00:00 UTC (although days are local), `datetime` is `start`. If the end was not reached
+    (`ghcn:end-known` is False), `end` is the last day that was read. The geometry is the network's area for several
+    stations, and empty for a single station, whose place is unknown. Raises ReadError: UNREADABLE_FORMAT,
+    TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH
+    and PLATFORM_MISMATCH against the key.
     """
     groups, packed = request.groups, "element" not in request.groups
     rows = _csv(request) if packed else _parquet(request)

@@ -53,7 +53,7 @@ _UNITS = (
     ("km", ("visibility",)),
     ("%", ("relative_humidity",)),
 )
-"""Units by the beginnings of variables' names; sky cover, present weather and remarks are codes and texts."""
+"""Units by the beginnings of variables' names; other variables are codes and texts: sky cover, weather, remarks."""
 _CODES = {
     "0": "passed gross limits check",
     "1": "passed all checks",

@@ -251,7 +251,7 @@ def check_end(window: HeaderWindow, end: int) -> None:
 
 
 def check_tail(window: HeaderWindow) -> None:
-    """Raise ReadError(TRUNCATED_OBJECT) unless a message ends in the last STRAY_BYTES."""
+    """Raise ReadError(TRUNCATED_OBJECT) unless at most STRAY_BYTES follow the last END."""
     tail = window.peek(max(0, window.size - len(END) - STRAY_BYTES), len(END) + STRAY_BYTES)
     if END not in tail:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"no message ends where the object does, at byte {window.size}")

@@ -275,7 +275,7 @@ class Hdf5Group(Hdf5Object):
 
 
 class Hdf5Dataset(Hdf5Object):
-    """A variable; only a few of its elements are ever read."""
+    """A variable: its type, shape and layout, and access to its stored values."""
 
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap, *, name: str) -> None:
         super().__init__(file, address, heap)

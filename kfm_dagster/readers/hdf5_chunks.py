@@ -37,7 +37,7 @@ MAX_CHUNKS = 16_384
 MAX_CHUNK_BYTES = 3 << 20
 """Largest chunk that is decompressed here; the ABI's longest axis has 43 KB, an ocean model's longitudes 2 MB."""
 MAX_SMALL_BYTES = 1 << 18
-"""Largest variable whose values are read; the ABI's longest axis as 64-bit numbers has 174 KB."""
+"""Default size limit for reading all values of a variable; the ABI's longest axis has 174 KB as 64-bit numbers."""
 
 
 class StoredChunk(NamedTuple):
@@ -103,7 +103,7 @@ class StoredValues:
                 offset % extent == 0 and offset < length and after % extent == 0
                 for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            # The key after the last chunk may repeat that chunk's offsets; its offset in the element is then the end.
+            # The key after the last chunk may repeat that chunk's offsets; the last offset is then the element's size.
             in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
             if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")

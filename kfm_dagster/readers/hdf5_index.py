@@ -155,7 +155,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
     """Yield the name hashes and heap ids of a B-tree of version 2 (III.A.2)."""
     header = _TREE_2.unpack(verified(file.read(address, _TREE_2.size + CHECKSUM_BYTES), "an index of names"))
     signature, version, kind, node_bytes, record_bytes, depth, split, merge, root, count, total = header
-    # Type 5 indexes links: hash, heap id (7). Type 8 indexes attributes: heap id (8), flags, creation order, hash.
+    # Type 5 indexes links: hash, heap id of 7 bytes. Type 8 indexes attributes: heap id of 8, flags, order, hash.
     sound = 0 < split <= 100 and 0 < merge <= split // 2 and total <= MAX_ENTRIES and not version
     if signature != b"BTHD" or (kind, record_bytes) not in {(5, 11), (8, 17)} or not sound:
         raise unreadable(f"no index of names at address {address:#x}")

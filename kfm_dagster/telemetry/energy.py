@@ -78,7 +78,7 @@ class CodecarbonMeter:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Return a function that ends the measurement begun here; None if busy or codecarbon failed."""
+        """Begin a measurement; return the function that ends it, None if another runs or on failure."""
         if not self._busy.acquire(blocking=False):
             return None
         try:

@@ -208,7 +208,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
 
 
 def record_receive(unit: Envelope, *, dataset: str, began: int) -> None:
-    """Write the span of landing and recording a unit's message into the unit's first trace."""
+    """Write the span of a message's landing and recording; it is in the unit's first trace."""
     ids = attempt_ids(unit.wal_id, 1)
     if not ids.trace_flags.sampled:
         return

@@ -42,7 +42,7 @@ _SURVEILLANCE, _DOPPLER, _BATCH = (
     (*_BASE, ("ZDR", 8), ("PHI", 16), ("RHO", 8)),
 )
 _CUTS = (_SURVEILLANCE, _DOPPLER) * 3 + (_BATCH,) * 6
-"""Moments and bits of each cut: the three lowest elevations are split cuts, surveillance first and then Doppler."""
+"""Moments and bits of each cut: the three lowest elevations have two cuts each, for surveillance, then for Doppler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
