@@ -51,7 +51,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowedProduct:
-    """A followed product: expected in every hour after the hour of `followed_since`."""
+    """A followed product: expected in its due hours after the hour of `followed_since`."""
 
     dataset: str
     product: str

@@ -1,9 +1,9 @@
 """Authenticity: whether a message was sent by the SNS topic that the message names.
 
 Belongs here: which messages must be signed, the verdicts on a batch, and the certificates of SNS's signers. A bounded
-request without redirects fetches a certificate, at most once per batch. The cache (memory and a folder) stores only
-valid chains. Each use validates the chain again, because a file that another process puts into the folder is not
-trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
+request without redirects fetches a certificate, at most once per batch. The cache (memory and a folder) gets only valid
+chains. Yet each use validates the chain again, because another process can put files into the folder. Does not belong
+here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strict parsing of a message: JSON, required and optional fields, notices of NEXRAD chunks.
 
-Fields have no defaults; a field that is missing or of a wrong type raises MessageError with its path. Does not belong
-here: the fields of a unit, and the dataset of a bucket (`operators/message_parse.py`).
+Fields have no defaults: a required field that is missing, or any field of a wrong type, raises MessageError with its
+path. Does not belong here: the fields of a unit, and the dataset of a bucket (`operators/message_parse.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 -- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py defines each @macro.
--- Recorded evidence cannot be altered, whoever executes SQL: triggers prevent it for the owner, and grants prevent most
--- of it for a deployment's role (sql/queries/roles.sql).
+-- Recorded evidence cannot be altered, whoever executes SQL: triggers refuse alterations, even by the owner, and a
+-- deployment's role has no right to most alterations (sql/queries/roles.sql).
 
 -- postgresql: its triggers call a function. This one raises the name of the rule, and the row's id and change if the
 -- trigger names their columns.
@@ -628,7 +628,7 @@ BEGIN
     ON CONFLICT DO UPDATE SET amount = amount + 1;
 END;
 
--- To keep claims cheap, the next two guards, over many columns, run only for an update that names one of these columns.
+-- To keep claims cheap, the next two triggers run only for an update that names one of the columns that they compare.
 -- No trigger of the table changes NEW, so a column that is not named keeps its value.
 
 -- Sub-statuses are the operators' results; they change only with the end of an attempt (WAL-07).
@@ -891,7 +891,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
 
 @append_only(override_units, override_units_are_kept, (proposal_id, wal_id));
 
--- No unit is added to a proposal later, so that exactly the proposed units are approved.
+-- No unit is added to a proposal after its decision, so that an approval covers only units proposed before it.
 @refuse(
     override_units_are_of_an_open_proposal, INSERT ON override_units, override_units_are_of_an_open_proposal,
     NOT EXISTS (
