@@ -198,7 +198,7 @@ class MessageParse(ChainNode):
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
         """Return whether no unit of the day waits or is in progress; always False for a backfill."""
-        # With a listing, failed units wait, too, because it requeues them. A backfill must count the listed objects.
+        # A listing requeues failed units, so they count as waiting, too. A backfill must list to count the objects.
         waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(
             dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx

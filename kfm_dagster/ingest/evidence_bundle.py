@@ -122,7 +122,7 @@ def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
     """Return a JSON value without credentials, e-mail addresses and signed URLs.
 
     JSON inside of texts is redacted, too. `spared` texts stay unchanged, because an object's key may look like a token.
-    After MAX_BODY_CHARACTERS an ellipsis replaces the rest.
+    After MAX_BODY_CHARACTERS an ellipsis replaces the remaining text.
     """
     return _Redaction(spared=spared).of(value, _DEPTH)
 

@@ -2,9 +2,10 @@
 
 There are three checks. When a run settles, it records its day without a query, because its gate G6 has counted the
 day. Every hour, a schedule checks the days with newly settled hours, because missing data start no run. An hour is
-settled `settles_after_seconds` (of the contract) after its end: then its objects should exist. Each tick of a sensor or
-worker checks the newest announcements for silences and drops (`GapKind`). Belongs here: when to check, and by which
-contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
+settled `settles_after_seconds` (of the contract) after its end: then its objects should exist. A tick of a sensor or
+worker checks the newest announcements for silences and drops (`GapKind`) if the last check is old enough. Belongs here:
+when to check, and by which contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows
+(`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class FeedWatch:
         return FeedReport(changed=changed, closed=closed, days=checked)
 
     def watch(self, due: datetime | None = None) -> datetime | None:
-        """Check for silences and drops from `due` on (None: at once); return when to check next.
+        """Check for silences and drops from `due` on (None: now); return when to check next.
 
         The pause is the shortest cadence of a followed product, at least LEAST_CADENCE and at most NO_FEED.
         """

@@ -88,7 +88,7 @@ def take_in(
 
     Raises QueueUnavailableError and DatabaseUnavailableError; unrecorded messages are visible again after their
     visibility timeout. Raises StoreAccessError if the landing zone refuses a part of the messages; then all of this
-    call's messages are visible again at once.
+    call's messages are visible again immediately.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledger.acknowledge()
@@ -200,7 +200,7 @@ def _visibility(
 ) -> list[tuple[str, int]]:
     """Return the receipts of messages that need a new visibility timeout, and its seconds.
 
-    A message that only has rejections is visible again at once, so that the redrive policy soon moves it to the DLQ. A
+    A message that only has rejections is made visible, so that the redrive policy soon moves it to the DLQ. A
     message of a switched-off dataset stays hidden, so that repeated receives do not move it to the DLQ.
     """
     changes = []

@@ -229,7 +229,7 @@ class PathArrivals(ChainNode):
     @override
     def params(self) -> Mapping[str, Any]:
         options: dict[str, Any] = orjson.loads(orjson.dumps(self.options))
-        # The contract is left out, because it determines the metadata but not the beams.
+        # The contract is left out: it only determines the metadata, and their digests are in the inputs.
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override

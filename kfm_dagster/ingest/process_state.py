@@ -60,9 +60,9 @@ class ProcessState:
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)
     """First bytes of each dataset's objects from integrity-check, until metadata-extract takes them."""
     feeds_due: datetime | None = None
-    """Time of the next check of the feeds (`feed_watch.py`); None: at once."""
+    """Time of the next check for silences and drops (`feed_watch.py`); None: now."""
     ready: bool = False
-    """Whether the last preflight succeeded (`preflight.py`)."""
+    """Whether the last preflight (`preflight.py`) succeeded, and the landing zone has refused nothing since."""
     held: bool = False
     """Whether the roots are marked as roots of this deployment."""
 

@@ -72,7 +72,7 @@ def record_messages(
     landing_sha256: str,
     tx: Transaction,
 ) -> set[str]:
-    """Record messages from `queue`, the units that they announce, and their rejections.
+    """Record messages from `queue` with the ids of their units, and their rejections.
 
     Returns the ids of the messages with rejections.
     """
@@ -130,11 +130,12 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Create pending units for objects read without an announced sidecar; return the number.
+    """Create pending units for objects read without a sidecar that `parsed` announces.
 
     An object whose unit is pending or will be retried needs no such unit, because that unit's next run finds the
     sidecar: a sidecar is written before it is announced. A unit in progress may have looked for the sidecar too early,
     so its object gets a new unit. New units wait in the bulk lane. They are recorded, so the message can be deleted.
+    Returns the number of new units.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:

@@ -42,7 +42,7 @@ OF_THE_DEPLOYMENT = frozenset(
     {"env", "configs_dir", "image_digest", "masking_salt", "sensitive_areas", "signing_key", "signing_passphrase"}
 )
 """Settings that a rehearsal shares with the deployment: the pipeline card, and settings that change Items or receipts.
-All others have their defaults, so that no store, follower or channel of the deployment is written to."""
+Other settings have their defaults, so that no store, follower or channel of the deployment is written to."""
 
 
 @dataclass(frozen=True, kw_only=True)

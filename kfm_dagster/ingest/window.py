@@ -18,7 +18,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 DEFAULT_DAYS = timedelta(days=1_000)
-"""Number of past days with partitions in a new database, as many as the UI shows at once."""
+"""Number of past days with partitions in a new database, as many as one view of the UI shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
