@@ -23,9 +23,9 @@ class SkipCause(StrEnum):
     """The reason for skipping a node."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node ended in this run with the same inputs: all units passed, or the run has no unit any more."""
+    """This node ended in this run with the same inputs: all units passed, or the run has no claim any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
-    """This node succeeded in this run with other inputs, and the run has no claim on a unit any more. A replay applies
+    """This node ended in this run with other inputs, and the run has no claim any more. A replay applies
     the new inputs (`kfm replay run`)."""
     CONTENT_APPLIED = "CONTENT_APPLIED"
     """An earlier run applied exactly this content: the same inputs, parameters and code."""

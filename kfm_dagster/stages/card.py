@@ -342,7 +342,7 @@ class Card(BaseModel):
                 observed=f"no file {root / STATE_MACHINE}",
                 next_step="copy configs/ of this release, or unset the variable",
             )
-        # Each of the other files is read from this release if the folder lacks it: the folder needs it only if changed.
+        # The folder needs the other two files only if they are changed: a missing file is read from this release.
         names = (STATE_MACHINE, REPLAY_PLAN, ALERTS)
         (machine, machine_file), (plan, plan_file), (alerts, alerts_file) = (text_in(root, name) for name in names)
         card = cls(

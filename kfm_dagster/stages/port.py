@@ -45,7 +45,7 @@ class RunStatePort:
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` returns whether the run has no unit left; the node's record and output then remain (RSP-18).
+        `is_over` returns whether the run has no claim left; the node's record and output then remain (RSP-18).
         `is_over` is called only if units failed, or if the inputs differ (another contract, card or feed).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)

@@ -170,7 +170,7 @@ def leaves(fields: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, An
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Join the first NAMED names, and count the others."""
+    """Join the first NAMED names, and count the remaining names."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
