@@ -213,7 +213,7 @@ class Worker:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if report.off or report.full:
-            # No request has waited for messages, so without this rest the next round would begin at once.
+            # No request has waited for messages, so without this rest the next round would begin immediately.
             self._rest(LONG_POLL_SECONDS)
         return idle
 
@@ -300,5 +300,5 @@ class Worker:
 
 
 def _line(error: Exception) -> str:
-    """Return an error as a line: the text of our errors, `error_text` of others."""
+    """Return an error as a line: the text of our own error, otherwise `error_text`."""
     return " ".join(str(error).split()) if is_own(error) else error_text(error)
