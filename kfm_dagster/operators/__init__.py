@@ -1,1 +1,1 @@
-"""The five operators: message_parse makes envelopes, each of the others adds one section."""
+"""The five operators: message_parse makes envelopes, each other operator adds one section."""
