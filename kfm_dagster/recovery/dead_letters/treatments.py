@@ -39,8 +39,8 @@ STOP_AFTER = 5
 """A drain stops when this number of units fail again with one error code, because they probably have one cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
-    DeadLetterClass.WAITING: "its units are being worked on",
-    DeadLetterClass.DONE: "nothing is left to do for it: drain it",
+    DeadLetterClass.WAITING: "units of it are pending or in progress",
+    DeadLetterClass.DONE: "no work is left: a drain deletes it",
 }
 
 

@@ -194,7 +194,7 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _reason_is_no_retry(self) -> Selection:
-        # Only automatic retries have this reason. With it, units would enter the live lane without a decision.
+        # Only automatic retries have this reason: it puts units into the live lane without a decision.
         if self.replay_reason == ReplayReason.RETRY:
             raise ValueError("metadata.labels.replay_reason is 'retry', which only a contract's own retries have")
         return self
