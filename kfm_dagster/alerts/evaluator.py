@@ -151,7 +151,7 @@ def _blotted(text: str, secrets: Collection[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers alerts; those of rule replay_divergence also go to `on_divergence`."""
+    """Evaluates and delivers alerts; `on_divergence` has further channels of replay_divergence."""
 
     plan: AlertPlan
     on_divergence: Collection[str]

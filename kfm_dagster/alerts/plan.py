@@ -82,7 +82,7 @@ Span = Annotated[Duration, AfterValidator(_some)]
 
 
 class RuleTerms(Strict):
-    """When a rule opens an alert, at which level, and when the alert is notified and rises."""
+    """When a rule opens an alert, at which level, and when the alert is resent or rises."""
 
     threshold: int = Field(ge=1)
     window: Span

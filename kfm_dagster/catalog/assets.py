@@ -37,7 +37,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _MULTIHASH_MD5 = "d50110"
 """Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
 _IRI_SAFE = "/:@!$&'()*+,;=~-._"
-"""Characters that need no escape in a path segment of an IRI (RFC 3986, 3.3)."""
+"""Characters that need no escape in the path of an IRI (RFC 3986, 3.3)."""
 _HTTPS_SAFE = _IRI_SAFE.replace("+", "")
 """Like _IRI_SAFE without `+`, which S3 reads as a space in a URL's path."""
 

@@ -60,7 +60,7 @@ class Follower(Protocol):
     """An output that has the current Items in another form."""
 
     name: str
-    """Key of the follower's cursors."""
+    """Name under which the follower's position in each collection is stored."""
     after: Sequence[str]
     """Names of the followers that receive each change before this follower."""
 

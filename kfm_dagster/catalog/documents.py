@@ -41,8 +41,8 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum distinct values of a property that a Collection lists; for more values it has the range. NEXRAD has 160
-sites."""
+"""Maximum distinct values of a property that a Collection lists, so that it lists the 160 sites of NEXRAD. Of more
+values, it has only the range."""
 
 
 def tree(

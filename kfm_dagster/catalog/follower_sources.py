@@ -1,7 +1,7 @@
 """Load followers from entry points of the group `kfm_dagster.followers`.
 
 Belongs here: loading entry points, and handling their failures. Does not belong here: any follower
-(`kfm_dagster/followers/`), because the chain does not import followers.
+(`kfm_dagster/followers/`), because the pipeline imports this module, and must not import a follower.
 """
 
 from __future__ import annotations

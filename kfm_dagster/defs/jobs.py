@@ -247,7 +247,7 @@ def replay_job() -> dg.JobDefinition:
         name=REPLAY_JOB,
         description="Repeat units through the ledger, as kfm replay does. Only shows the plan unless dry_run is false; "
         "kfm replay status shows the progress. The actor is dagster-ui: failed units are requeued and days are listed "
-        "at once; succeeded and quarantined units are requeued only after a person approves the proposal.",
+        "immediately; succeeded and quarantined units are requeued only after a person approves the proposal.",
     )
 
 

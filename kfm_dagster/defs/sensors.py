@@ -262,8 +262,8 @@ def due_sensor(
         description="Requests the listings that are due by a contract's schedule, and the next days of running "
         "backfills (kfm backfill) while fewer bulk units are in flight than KFM_LIVE_SHARE allows. Requests the "
         "arrival times and phases of a day's radar beams once all units of the day have ended. Requests them again "
-        "for later units, at most every ten minutes. Evaluates the rules of alerts.yaml, and sends each alert to "
-        "the channels of KFM_ALERT_URLS once within its window of suppression.",
+        "when more units have ended, at most every ten minutes. Evaluates the rules of alerts.yaml, and sends each "
+        "alert to the channels of KFM_ALERT_URLS once within its window of suppression.",
     )
     @one_line
     def nodd_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:

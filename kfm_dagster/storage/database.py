@@ -32,8 +32,8 @@ SQLITE_CACHE_KIB = 16 * 1024
 """Page cache of a connection. A batch changes an index page for nearly every unit, because ids are random. In SQLite's
 default cache of 2 MiB, these pages would be written and read again within the transaction."""
 SQLITE_CHECKPOINT_PAGES = 4_000
-"""Pages (4 KiB) in the write-ahead log before a commit copies them into the database. A batch of a thousand units has
-more than SQLite's default of 1,000; with the default, each commit would wait for the copy."""
+"""Pages (4 KiB) in the write-ahead log before a commit copies them into the database. A batch of a thousand units fills
+more pages than SQLite's default of 1,000; with the default, each commit would wait for the copy."""
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 """Result codes of SQLite for a file that is not a database, or is corrupt."""
 NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})

@@ -26,7 +26,7 @@ class DeploymentRoleError(KfmError):
 def grant_deployment_role(database: Database, role: str) -> bool:
     """Grant a role exactly a deployment's rights; return whether the role was created.
 
-    `database` is connected as the owner of the tables, and migrated. Repeat this after every migration, because the
+    `database` is connected as the owner of the tables, and migrated. Call this after every migration, because the
     role has no rights to a new table; earlier rights are revoked in the same transaction. A created role can log in and
     has no password yet. Raises ConfigurationError for a wrong name or on SQLite, and DeploymentRoleError if the owner
     may not grant, or if the role could still alter evidence; then nothing is changed.

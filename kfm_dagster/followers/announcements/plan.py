@@ -78,7 +78,7 @@ SecureUrl = Annotated[str, AfterValidator(_secure)]
 
 
 class AnnouncementTarget(Strict):
-    """Target of a subscription: exactly one of these."""
+    """Target of a subscription: exactly one of these fields."""
 
     sns: Topic | None = Field(None, description="ARN of a topic.")
     sqs: SecureUrl | None = Field(None, description="URL of a queue.")

@@ -28,7 +28,7 @@ from kfm_dagster.notifications.receiving import in_parts
 THREADS = 8
 """Maximum requests to a receiver at the same time."""
 TRIES = 3
-"""Tries of a refused event: the cause can be another event of the request, or a receiver that has just started."""
+"""Tries of a refused event. A refusal's cause can be another event of the request, or a receiver that just started."""
 MAX_FAILURES = 20
 """An event that failed this often is given up if the receiver accepts other events. With a follower's pauses, this
 takes some two and a half hours."""

@@ -144,7 +144,7 @@ class AnnouncementStore:
             ]
 
     def status(self, follower: str) -> SubscriptionStatus:
-        """Return the subscription's status; `follower` is the name of its cursors."""
+        """Return the subscription's status; `follower` is the name of its follower."""
         with self._database.snapshot() as view:
             [status] = view.rows(
                 SubscriptionStatus, "announcements.status", subscription=self._subscription, follower=follower
