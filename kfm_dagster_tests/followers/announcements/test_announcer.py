@@ -89,7 +89,7 @@ def test_each_change_is_sent_once_with_the_event_type_the_receiver_expects(
     assert subscribed.status().sent == 5
 
 
-def test_an_announced_item_is_followed_even_if_the_filters_now_exclude_it(
+def test_changes_of_an_announced_item_are_sent_even_if_the_filters_now_exclude_it(
     subscribing: Subscribing, items: Items
 ) -> None:
     name = next(_names)

@@ -189,7 +189,7 @@ def client_error(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "s3cr3t-word"}}, "Send")
 
 
-def test_a_request_is_refused_for_its_size_and_fails_for_other_errors(contracts: ContractRegistry) -> None:
+def test_a_request_is_refused_for_its_size_or_contents_and_fails_for_other_errors(contracts: ContractRegistry) -> None:
     of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
     for code in of_the_request:
         answers = answered("sqs", client_error(code)).send(outgoing(contracts, 2))

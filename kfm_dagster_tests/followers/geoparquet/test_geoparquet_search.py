@@ -466,7 +466,7 @@ def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
 
 @pytest.mark.clause("OPR-10")
 def test_a_box_finds_the_footprints_that_intersect_it(contracts: ContractRegistry) -> None:
-    """A triangle's box has twice its area; a box over the antimeridian spans all longitudes."""
+    """A triangle's box has corners outside of the triangle; a box can cross the antimeridian."""
     items = [
         orjson.loads(candidate.content) for candidate in candidates(contracts, [goes(number) for number in range(2)])
     ]

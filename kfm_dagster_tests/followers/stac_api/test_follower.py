@@ -57,8 +57,9 @@ class Recording(Mirror):
 @given(operations=OPERATIONS)
 # An Item is written and undone before the API has the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
-# A crash between the API's commit and our cursor's commit; in the second example, stalled callers repeat changes.
+# A crash between the API's commit and our cursor's commit.
 @example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
+# Stalled callers repeat earlier changes.
 @example([
     ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
     ("write", [(3, 0)]), ("undo", 0), ("follow", "well"), ("come late", 0), ("come late", 1),

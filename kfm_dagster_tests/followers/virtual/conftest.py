@@ -86,7 +86,7 @@ def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
 
 @pytest.fixture
 def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Return a function that opens a store of a name, day and collection by the page's first code example."""
+    """Return a function that opens a store (name, day, collection) by the first code of `docs/virtual-zarr.md`."""
     code = re.findall(r"(?s)```python\n(.*?)```", PAGE)[0]
     extent = Extent(start="2025-01-01T00:00:00Z", end="2025-12-31T00:00:00Z", bbox=None)
     places = Places(virtual=bucket_place)

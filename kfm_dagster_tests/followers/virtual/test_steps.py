@@ -250,7 +250,7 @@ CALLED = "TMP_2_m_above_ground"
 
 
 def gribberish_has(message_: bytes) -> Values | None:
-    """Return a message's values as gribberish, the codec of readers, decodes them, or None if it fails."""
+    """Return a message's values decoded by gribberish, the codec with which stores are read, or None if it fails."""
     try:
         return np.asarray(gribberish.parse_grib_array(message_, 0)).reshape(decoded(message_).shape)
     except BaseException as error:
@@ -307,7 +307,7 @@ def test_messages_that_the_codec_decodes_wrongly_are_refused() -> None:
         assert refused(message_), case
         expected = decoded(message_)
         assert np.isfinite(expected).any(), case
-        # If a release of the codec decodes it correctly, remove the refusal.
+        # If a release of the codec decodes the message correctly, remove the refusal.
         assert not same(gribberish_has(message_), expected), case
 
 
