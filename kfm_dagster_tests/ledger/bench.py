@@ -131,7 +131,7 @@ class Events(list[dict[str, Any]]):
 
     def handle(self, record: logging.LogRecord) -> None:
         fields = json.loads(record.getMessage())
-        # The record's attributes, which formatters use, equal the line's fields.
+        # The attributes of the log record, which formatters use, equal the fields of its JSON text.
         assert fields.items() <= vars(record).items()
         self.append(fields)
         self.records.append(record)

@@ -97,7 +97,7 @@ def test_silences_of_datasets_and_products_open_and_close_independently(bench: B
     assert open_gaps(NOW) == [("hrrr", "here"), ("nexrad-l2", "there")]
     announced(bench, *[timedelta(minutes=number) for number in range(8)], site="KICT")
     assert open_gaps(NOW) == [("hrrr", "here")]
-    # Within an hour the same gap reopens; after that a new gap opens.
+    # Within the clock hour in which it began, a gap reopens; in a later hour a new gap opens, as below.
     for minutes, rows in ((30, 3), (90, 3)):
         every = [("hrrr", "here"), ("nexrad-l2", "here"), ("nexrad-l2", "there")]
         assert open_gaps(NOW + timedelta(minutes=minutes)) == every

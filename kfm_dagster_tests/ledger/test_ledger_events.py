@@ -225,7 +225,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
         ("recovered", "test"),
     ),
-    # No failure precedes the repetition, so it is a decision and not a recovery.
+    # The unit had succeeded, so its repetition is no recovery and writes no event.
     "a person repeats a succeeded unit": (
         brought_to("succeeded"),
         lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT),

@@ -45,7 +45,7 @@ TERMINAL = ("quarantined", "succeeded")
 
 
 def decision(record: NoddWalRecord, *, later: int = 0, **changes: Any) -> dict[str, Any]:
-    """Return the decision by which a unit leaves its status; `later` raises the decided version."""
+    """Return the decision by which a unit leaves its status; `later` is added to the decided version."""
     right = {
         "at": T, "actor": "person", "action": "release", "wal_id": record.wal_id,
         "record_version": record.version + 1 + later,

@@ -39,7 +39,7 @@ COMPLETE = {
     "stac_status": "no-op",
     "provenance_status": "partial",
 }
-# This change meets every requirement of any transition except one: only the pair of statuses can be illegal.
+# This change meets every other requirement of a transition, so that only the pair of statuses can be illegal.
 MOVE = """
 UPDATE nodd_wal_records SET
     status = :to, version = version + 1, updated_at = :later, changed_by = 'person', change_reason = 'by hand',
@@ -66,7 +66,7 @@ def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | Non
     if before is None:
         type_record(bench, wal_id=unit.wal_id, object_uri=unit.object_uri, status=after)
         return
-    # psycopg2 writes values into the text, so each needs a cast; PostgreSQL has a timestamp column.
+    # psycopg2 writes values as text into the statement, so PostgreSQL needs a cast of each.
     stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
     move = MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),")
     bench.type_by_hand(move, to=after, later=LATER, wal_id=unit.wal_id)
