@@ -116,7 +116,7 @@ MOST_MODULES = {"doctor": 270, "wal": 645}
             (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
         ],
     ],
-    ids=["without a database", "with one"],
+    ids=["without a database", "with a database"],
 )
 @pytest.mark.usefixtures("home")
 def test_a_command_does_not_import_the_modules_of_other_commands(commands: list[tuple[list[str], list[str]]]) -> None:
@@ -136,7 +136,7 @@ for arguments, spared in {commands!r}:
     assert (done.returncode, done.stderr.split("\n")) == (0, [*["0"] * len(commands), ""])
 
 
-def test_commands_that_only_read_load_no_contract(
+def test_only_commands_that_need_contracts_load_them(
     call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_CONTRACTS_DIR", "nowhere")
@@ -528,7 +528,7 @@ NOT_HERE = {
     "alerts test", "announcements failing", "announcements list", "dlq list", "export verify", "reconcile",
     "stac check", "stac rebuild", "stac status", "retention run",
 }  # fmt: skip
-"""`retention run` is an action; the other commands need a channel, receiver, queue, bucket or API."""
+"""`retention run` is an action; the other commands need a channel, receiver, bundle, queue, bucket or API."""
 EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay list", "replay intents", "retention plan"}
 """Lists that are empty for this ledger."""
 

@@ -63,7 +63,7 @@ SUSPECT = {
     ("z.wrf{product}f", "z.f"): (
         "stac.item_id: it lacks {product}: objects whose keys differ only there share an Item"
     ),
-    # The lead is 00, as is the cycle.
+    # The lead is 00, as is the cycle, but does not replace the cycle in the Item's id.
     ("t{cycle}z.", ""): "stac.item_id: it lacks {cycle}: objects whose keys differ only there share an Item",
     ("f{lead}", "f{lead}.{ak}"): (
         "stac.item_id: hrrr.20250402.conus.t00z.wrfsfcf00. has a gap, because this key has no ak"

@@ -84,7 +84,9 @@ def test_at_a_terminal_the_user_is_asked_for_confirmation(
     assert bool(own_tx(dlq_fixture.pipeline.ledger).counts()) is (typed == "y\n")
 
 
-def test_question_and_outcome_count_messages_only_up_to_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_a_drain_states_how_many_of_the_selected_messages_are_within_its_limit(
+    dlq_fixture: DlqFixture, call: Call
+) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(4)])
     question = call("drain", *WHY, "--limit", "3")
     assert "observed drain 3 messages of" in question.err
