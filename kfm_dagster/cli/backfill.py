@@ -64,7 +64,7 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
     settings = Settings.load()
-    # Checked here, because a dry run opens a registry of all datasets, even of datasets that are not followed.
+    # Refuse datasets that are not followed. A dry run would not, because its registry has all datasets.
     followed = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
     for dataset in datasets:
         _ = followed[dataset]

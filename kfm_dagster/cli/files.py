@@ -40,12 +40,12 @@ class NewFile(click.Path):
 
 
 def refuse_unwritable_home(home: Path) -> None:
-    """Raise ConfigurationError where a data root cannot be created or written; creates nothing."""
+    """Raise ConfigurationError if a data root cannot be created or written; leaves no file."""
     refuse_unwritable(home, "the data root", "name another with KFM_HOME, or with --home if the command has it")
 
 
 def refuse_unwritable(place: Path, name: str, next_step: str) -> None:
-    """Raise ConfigurationError where a folder cannot be created or written; creates nothing."""
+    """Raise ConfigurationError if a folder cannot be created or written; leaves no file."""
     try:
         existing = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
         tempfile.TemporaryFile(dir=existing).close()

@@ -25,7 +25,7 @@ from kfm_dagster.views.view import json_row
 
 @click.group()
 def governance() -> None:
-    """List the governance log, and approve or reject overrides.
+    """List the governance log, and approve or withdraw proposed overrides.
 
     Example: kfm governance log
     """

@@ -56,7 +56,7 @@ HISTORY_COLUMNS = ("version", "at", "from", "to", "actor", "reason", "error_code
 SHOWN_BYTES = 64
 """Bytes to print from each end of the object; `--json` has all stored bytes."""
 MOST_UNITS = 10_000
-"""Maximum units per call, as in a replay's selection."""
+"""Maximum units per call: as many as a replay's selection can name by id."""
 RETRIED = (Status.FAILED, Status.QUARANTINED)
 Choice = tuple[Sequence[NoddWalRecord], Mapping[WalId, int]]
 """The units to retry, and the versions of the quarantined units among them."""

@@ -40,7 +40,7 @@ def queue() -> None:
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
     """Create a dataset's queues, with redrive, access policy and SNS subscriptions.
 
-    KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE name the queues, which several datasets share. A second run changes
+    KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE name the queues; several datasets can share them. A second run changes
     nothing. Exit code 4 if --update would correct a difference, else 0.
 
     Example: kfm queue create --dataset gfs --print iam
