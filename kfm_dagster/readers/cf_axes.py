@@ -139,7 +139,8 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     values = _values(axis)
     if length < 2 or not {0, 1, length // 2, length - 2, length - 1} <= values.keys():
         raise ReadError(
-            MetadataIssue.MISSING_GEOLOCATION, f"axis {name} of length {length} has {len(values)} of 5 samples"
+            MetadataIssue.MISSING_GEOLOCATION,
+            f"axis {name} of length {length} has only {len(values)} values at its ends and middle",
         )
     first, last = values[0], values[length - 1]
     steps = values[1] - first, last - values[length - 2]

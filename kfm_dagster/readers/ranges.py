@@ -72,7 +72,7 @@ class BlockCache:
             return range(0)
         indices = range(start // self._block_bytes, (stop - 1) // self._block_bytes + 1)
         if len(indices) > self._max_blocks:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a header read of {length} bytes is too large")
+            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a read of {length} bytes is too large for a header")
         return indices
 
     def _fetch(self, missing: list[int]) -> None:
