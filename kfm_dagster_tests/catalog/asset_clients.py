@@ -1,6 +1,6 @@
 """Compare Items with clients that open their assets: the code blocks of `docs/stac.md`, and `kfm.open`.
 
-Belongs here: comparing an Item with its format's clients. Does not belong here: their server (`test_opening.py`).
+Belongs here: comparing an Item with its format's clients. Does not belong here: the server (`test_opening.py`).
 """
 
 from __future__ import annotations

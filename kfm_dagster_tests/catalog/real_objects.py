@@ -1,6 +1,6 @@
 """Objects of every dataset, real or from the demo, and the Items that the chain builds from files.
 
-Belongs here: the choice of objects, the keys of real files stored without a key, and Items from files.
+Belongs here: the choice of objects, keys for files that are stored without a key, and Items from files.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "nexrad-l3/Level3_MCI_TR0_20160526_2154.nids": "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42",
     },
 }
-"""Real files stored without a key, with a key under which such an object is published."""
+"""Files stored without a key, each with a key under which such an object is published."""
 
 
 def write_objects(root: Path, data: Path, dataset: str) -> list[str]:

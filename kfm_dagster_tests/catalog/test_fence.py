@@ -136,7 +136,7 @@ def test_of_two_versions_of_an_item_the_version_with_a_claim_is_kept(register: R
     assert [result.write_status for result in results] == [FAILED, CREATED]
     assert codes(results) == [FenceIssue.CLAIM_LOST, None]
     assert trees.walk(root)[str(results[1].item_href)]["properties"]["kfm:wal_id"] == older.wal_id
-    # The older version still has its claim, but the newer version was chosen before it lost its own.
+    # The newer version loses its claim after it was chosen, so the older version fails, too, in spite of its claim.
     older, newer = goes(5, created=1), goes(5, created=9)
     results = register(older, newer, fence=refusing(newer, from_call=2))
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, FenceIssue.CLAIM_LOST]

@@ -166,7 +166,7 @@ def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
     assert kinds() == [WITHDRAWN]
     write("fifth", goes(1))
     own_tx(catalog).undo("goes-abi", "fifth")
-    # A process can have failed between following a change and recording this.
+    # A process can have died after it followed the creation and before it recorded this, so the withdrawal is sent.
     assert kinds() == [WITHDRAWN]
 
 
@@ -242,7 +242,7 @@ def test_one_process_at_a_time_advances_a_follower_until_the_process_stalls(
     assert taken_counts == [0, 0, 2]
     [mirror_state] = [state for state in following.states() if state.follower == mirror.name]
     assert mirror_state.behind == 0
-    # The stalled process's end does not move the cursor back: the other Item is not repeated.
+    # The stalled process repeats its own Item, but does not move the cursor back: the second Item is not repeated.
     first, second, repeated = (item_id for item_id, _ in mirror.taken)
     assert first == repeated != second
 

@@ -147,7 +147,7 @@ def test_single_promotions_are_undone_while_they_are_current(
     early, tree = current(), everything(root, database)
     [_, second, third] = write("late", goes(0, platform="goes-18"), goes(1), goes(2))
     late = current()
-    # Of the two promotions only the later run's is current, so only its Item is removed; all other Items stay.
+    # Only the promotion of the later run is current, so only its Item is removed; all other Items stay.
     report = undo_items({str(second.item_id): late[str(second.item_id)]} | early)
     assert report == UndoReport(removed=(str(second.item_id),))
     assert trees.item_ids(root) == sorted([str(first.item_id), str(third.item_id)])
@@ -185,7 +185,7 @@ def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
     write: Write, moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
-    """The Item's new row can have the same revision as the row that the writer read, and its object the same age."""
+    """The rival's row can have the revision of the row that the writer read, and the rival's object the same age."""
     write("undone", goes(0))
 
     def overtake() -> None:

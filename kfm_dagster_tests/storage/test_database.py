@@ -45,7 +45,7 @@ def test_a_corrupt_database_file_gives_an_error_in_one_line_and_is_not_changed(t
     file = tmp_path / "kfm.db"
     Database.open(f"sqlite:///{file}").dispose()
     whole = file.read_bytes()
-    # Another format, and overwritten pages below an intact header.
+    # A file of another format, and a file whose pages are overwritten after an intact header.
     for damaged in (b"garbage\n", whole[:100] + b"\xff" * (len(whole) - 100)):
         file.write_bytes(damaged)
         for read_only in (True, False):

@@ -335,7 +335,7 @@ def test_no_row_of_an_evidence_table_can_be_deleted(typed: Connection) -> None:
 
 @pytest.mark.clause("SEC-02", "WSM-17", "OPR-19")
 def test_kept_rows_are_protected_by_the_rule_of_their_table(typed: Connection) -> None:
-    """A foreign key that protects one row of a table does not protect the table's other rows."""
+    """Each refusal must name this rule, because a foreign key protects only referenced rows."""
     statements = [(f"DELETE FROM {table}", rule) for table, rule in KEPT.items()]
     if typed.dialect.name == "postgresql":
         statements += [(f"TRUNCATE {table} CASCADE", rule) for table, rule in KEPT.items()]

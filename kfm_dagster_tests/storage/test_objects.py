@@ -50,7 +50,7 @@ def s3(aws: EmbeddedCloud) -> ObjectStores:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that replaces the same bucket."""
+    """A folder with the same objects, used instead of the bucket."""
     path = tmp_path / "root" / BUCKET / KEY
     path.parent.mkdir(parents=True)
     path.write_bytes(DATA)
