@@ -37,7 +37,7 @@ BUILTIN = {
     if entry.name.endswith(".yaml")
 }
 HRRR = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", BUILTIN["hrrr.yaml"].partition("\nvirtual:")[0] + "\n")
-"""HRRR's contract for tests with other keys: without virtual stores and key values, which name its groups."""
+"""HRRR's contract for tests with other keys: without virtual stores and key values, which need HRRR's key groups."""
 CITATION = {"fields": ["gsd"], "volume": "WMO-No. 306", "version": "2025 edition", "anchor": "section 3"}
 
 

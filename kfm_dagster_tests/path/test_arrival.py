@@ -208,12 +208,12 @@ def test_an_element_longer_than_light_travels_in_a_sample_is_refused() -> None:
                 align_path(time, path)
 
 
-# --- units
+# --- units of measure
 
 
 @pytest.mark.clause("PCS-11")
 @pytest.mark.clause("PCS-12")
-def test_results_have_units_and_their_dimensions_close() -> None:
+def test_results_have_units_of_measure_and_their_dimensions_close() -> None:
     result = arrival(beam(0.5, profile=Exponential()))
     quantities = as_array_quantities([result, result])
     assert quantities.keys() == QUANTITIES.keys()
@@ -307,7 +307,7 @@ def test_the_computed_covariance_equals_that_of_seeded_draws() -> None:
     wavelengths = WAVELENGTH_M * (1 + random.normal(0, LAMBDA_SIGMA, draws))
     phases = 2 * math.pi * lengths / wavelengths[:, None]
 
-    # The sampling error is about 1 / sqrt(400,000) = 0.16 % for variances and three times that for small covariances.
+    # The sampling error is about sqrt(2 / 400,000) = 0.22 % for variances, and larger for small covariances.
     assert np.cov(times.T) == pytest.approx(of_times, rel=0.02, abs=0)
     for number in range(len(ELEVATIONS)):
         drawn = np.cov(times[:, number], phases[:, number])
@@ -338,7 +338,7 @@ def test_the_fault_of_an_invalid_covariance_is_named(matrix: Floats, fault: str)
 
 
 @given(data=st.data(), size=st.integers(1, 12))
-def test_positive_definiteness_does_not_depend_on_units(data: st.DataObject, size: int) -> None:
+def test_positive_definiteness_does_not_depend_on_units_of_measure(data: st.DataObject, size: int) -> None:
     factor = np.array(data.draw(st.lists(st.floats(-1, 1), min_size=size * size, max_size=size * size)))
     scales = 10.0 ** np.array(data.draw(st.lists(st.integers(-9, 9), min_size=size, max_size=size)))
     matrix = factor.reshape(size, size) @ factor.reshape(size, size).T + np.eye(size)

@@ -272,7 +272,7 @@ def test_an_invalid_condition_is_refused(text: str) -> None:
         Condition.parse(text)
 
 
-def test_a_duration_is_a_number_and_a_unit() -> None:
+def test_a_duration_is_a_number_and_a_unit_of_time() -> None:
     text = TEXTS[STATE_MACHINE]
     for written, seconds in (("250ms", 0.25), ("1.5h", 5400), ("2d", 172_800), ("90s", 90)):
         card = parse(text.replace("10m", written), StateMachine, source="here")

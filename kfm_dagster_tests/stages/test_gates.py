@@ -520,7 +520,7 @@ def test_anchor_coverage_is_the_share_of_fields_with_a_source(cited: int, bare: 
     assert f"fields cited (0 P, {cited + 3} S, 0 M, 0 I)" in verdict.observed
 
 
-# ------------------------------------------------------------------ G4: the report, and units
+# ------------------------------------------------------------------ G4: the report, and units of measure
 
 
 @pytest.mark.clause("PCS-12")
@@ -572,7 +572,7 @@ def test_a_value_is_checked_against_the_standard_s_range(fields: str, low: float
         assert (field, closure.fault, closure.minimum, closure.maximum) == (field, None, low, high)
 
 
-def test_units_have_the_expected_dimensions() -> None:
+def test_units_of_measure_have_the_expected_dimensions() -> None:
     assert [dimension_of(unit) for unit in ("m", "um", "degree", "byte", "percent", "1", "m/s", "hour")] == [
         "[length]",
         "[length]",
@@ -593,7 +593,7 @@ def test_units_have_the_expected_dimensions() -> None:
         dimension("[weight]")
 
 
-def test_the_table_of_units_equals_pint_and_covers_contracts_and_standards() -> None:
+def test_the_table_of_units_of_measure_equals_pint_and_covers_contracts_and_standards() -> None:
     assert {unit: ask_dimension_of(unit) for unit in DIMENSION_OF} == DIMENSION_OF
     assert {text: ask_dimension(text) for text in DIMENSION} == DIMENSION
     assert all(ask_same_unit(*pair) for pair in SAME)

@@ -33,7 +33,7 @@ def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate,
     shared = verdict(gate, *(Finding(wal_id=unit, what="x") for unit in (UNIT, second)))
     judged = decide(verdicts(shared), CARD.machine, units={UNIT, second})
     assert (judged.stops, dict(judged.leaving), ending(judged, CARD.machine)) == ({stop}, {}, StageState.FAILED)
-    # Faulty units are dropped if another unit is sound or the batch has one unit; a gate without a stop drops all.
+    # Faulty units are dropped instead if another unit is sound, the batch has one unit, or the gate has no stop.
     for failing, units in (
         (shared, {UNIT, second, WalId("u3")}),
         (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT}),

@@ -180,7 +180,7 @@ def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip
 
 @pytest.mark.clause("DAG-02", "PCS-04")
 @pytest.mark.parametrize("output", ["nothing", "with a failed unit", "reused"])
-def test_a_failure_before_the_start_of_an_attempt_is_recorded_unless_an_earlier_one_has_output(
+def test_a_failure_before_an_attempt_starts_is_recorded_unless_an_earlier_attempt_has_output(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     node = FakeNode([envelope(1), failed(envelope(2))] if output == "with a failed unit" else [envelope(1)])

@@ -112,7 +112,7 @@ def test_the_row_of_a_transition_includes_passed_gates_and_checkpoints_and_all_l
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
-    # A gate that did not pass ends its row, so that a query by kind finds it.
+    # A row's columns have its last line. So a gate that did not pass ends a row: a query by kind then finds it.
     assert [tuple(row) for row in rows] == [(2, "G5"), (5, "pending>running"), (6, "G2")]
     lines = list(store.audit.lines())
     assert [line["event"] for line in lines] == ["G1", "G5", "G8", "saved", "pending>running", "G2"]
