@@ -124,7 +124,7 @@ def test_a_rule_fires_at_its_threshold(
 
 
 @pytest.mark.parametrize("case", QUIET)
-def test_a_rule_does_not_fire_below_its_threshold(
+def test_no_rule_fires_below_its_threshold_or_on_events_of_other_kinds(
     case: str, evaluator: AlertEvaluator, record: Record, now: Clock
 ) -> None:
     QUIET[case](record)

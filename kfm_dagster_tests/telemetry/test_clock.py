@@ -213,7 +213,7 @@ def test_a_request_without_an_answer_times_out() -> None:
         assert ask_date(url, clock=utc_now, seconds=0.05) is None
 
 
-def test_a_request_is_repeated_only_if_its_answer_does_not_decide(date_server: WebServer) -> None:
+def test_requests_are_repeated_until_an_answer_calibrates_the_clock_or_proves_it_wrong(date_server: WebServer) -> None:
     # The second changes during the first request; the machine's clock is right.
     near, past = REQUESTED_AT + timedelta(seconds=0.4), REQUESTED_AT + timedelta(seconds=0.6)
     times = [near, near, past, past, past + timedelta(seconds=0.1)]
@@ -226,14 +226,16 @@ def test_a_request_is_repeated_only_if_its_answer_does_not_decide(date_server: W
     assert decide(readings[1:], RULE, ts_start=REQUESTED_AT).locked
 
 
-def test_there_are_at_most_five_requests_if_no_answer_decides(date_server: WebServer) -> None:
+def test_there_are_at_most_five_requests_if_no_answer_calibrates_the_clock_or_proves_it_wrong(
+    date_server: WebServer,
+) -> None:
     date_server.answers = lambda _: dated(REQUESTED_AT + timedelta(seconds=1))
     readings = measure(RULE, clock=lambda: REQUESTED_AT, endpoint=date_server.url(""))
     assert len(readings) == 6
     assert len(date_server.requests) == 5
 
 
-# Seconds from three decisions to a fourth: number of requests of all four.
+# Seconds between three calls of `decided` and a fourth: requests of all four calls.
 PAUSES = {0.0: 1, 59.9: 1, 60.0: 2, -0.1: 2}
 
 
