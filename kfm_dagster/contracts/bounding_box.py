@@ -13,7 +13,7 @@ Box = tuple[float, float, float, float]
 """(west, south, east, north) in degrees; west > east when it crosses the antimeridian (RFC 7946, 5.2)."""
 
 _PARTS_AT = {"Point": 0, "MultiPoint": 1, "Polygon": 0, "MultiPolygon": 1}
-"""Levels of arrays around each part of a geometry."""
+"""1 if the coordinates are an array of parts, 0 if they are a single part."""
 
 
 def bounding_box(geometry: Mapping[str, Any]) -> Box:

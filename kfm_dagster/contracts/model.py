@@ -204,7 +204,7 @@ AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED
 
 
 class PermanentErrors(Strict):
-    """Errors that a retry hardly repairs: fewer attempts, except for AWAITED errors by default."""
+    """Errors that a retry hardly repairs: by default one attempt, except for AWAITED errors."""
 
     codes: list[str] = Field(
         [

@@ -1,7 +1,7 @@
 """Changes: the writes that the operations of `store.py` share.
 
-Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when they happen
-(`store.py`).
+Belongs here: the replay policy in force, requeueing, quarantining, logging decisions and results. Does not belong here:
+when these changes happen (`store.py`).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """A receive of a message. `landing_sha256` names its raw bytes in the landing zone."""
+    """A received message. `landing_sha256` is the digest of the landed batch with its raw bytes."""
 
     message_id: str
     queue: str

@@ -82,9 +82,9 @@ class LedgerQueries:
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the newest chunk of each volume to close, given the new `chunks`.
 
-        A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. Examined
-        are the volumes of the new chunks, and the volume before each. Each returned chunk gets the message of the new
-        chunk that led to it.
+        A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. Only the
+        volumes of the new chunks, and the volume before each, are examined. Each returned chunk gets the message of the
+        new chunk that led to it.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
