@@ -28,7 +28,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
-"""Number of newest differences that a check reads; more than the units of a run."""
+"""Number of newest differences that a check reads; a run has at most as many units (KFM_MAX_UNITS_PER_RUN)."""
 FEED_CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
 """Some minutes after the hour, so that the units of objects announced before the hour are settled."""

@@ -25,8 +25,9 @@ MAX_UNITS_KEPT = 5_000
 class StageIOManager(dg.ConfigurableIOManager):
     """Has the runner of stages, which decides on skips and records outcomes with outputs.
 
-    The last batch of each dataset stays in memory, up to MAX_UNITS_KEPT units. Other batches are read from the
-    artifact, for example in a re-executed run, or if another process executed the step before (Celery).
+    The newest batch stays in memory, and the last batches of other datasets up to MAX_UNITS_KEPT units in all. All
+    other batches are read from the artifact, for example in a re-executed run, or if another process executed the step
+    before (Celery).
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]

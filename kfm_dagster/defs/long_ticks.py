@@ -14,7 +14,8 @@ from threading import Event
 from typing import TypeVar
 
 IDLE_TICKS = 6
-"""Ticks of a sensor, one after the other without work, until its ticks are long: half a minute by default."""
+"""Ticks of a sensor, one after the other without work, until its ticks are long: by default half a minute, and 90 s for
+`nodd_due`."""
 TICK_SECONDS = 40.0
 """Longest time until a long tick's last look begins; Dagster ends a tick after 60 s."""
 ALLOWED = Event()

@@ -116,7 +116,7 @@ class Deployment:
             encoding="utf-8",
         )
         self._first_day = self._stored_first_day()
-        # Before any part opens the home, because two processes that create Dagster's tables at the same time both fail.
+        # Before any part opens the home, because only one process may create Dagster's tables (instance_storage.py).
         self._prepare_storage()
         # `dagster code-server start` is not used: its proxy outlives a killed server, without restart or report.
         self._spawn(

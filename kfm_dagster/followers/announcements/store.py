@@ -152,7 +152,7 @@ class AnnouncementStore:
         return status
 
     def in_trouble(self) -> list[dict[str, Any]]:
-        """Return the Items whose newest event was not accepted; given-up events come first."""
+        """Return the Items whose newest event failed or was given up; given-up events first."""
         with self._database.snapshot() as view:
             rows = view.run("announcements.in_trouble", subscription=self._subscription).mappings()
             return [{**row, "failing_since": rfc3339(row["failing_since"])} for row in rows]

@@ -4,9 +4,9 @@ A few new Items become a small part. Parts with an updated or withdrawn Item are
 every reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
 A day that still gets Items has a few parts, because rewriting a large part for each batch would cost more than the
-batch. Once the catalog has had as many changes after the day's last change as the day has Items, the day's parts are
-compacted into one. The day has then probably got its last Item, even if several days are filled in
-parallel. So compaction writes each Item only once.
+batch. A day's parts are compacted into one once the newest Items are two days younger, and the catalog has had as many
+changes after the day's last change as the day has Items. The day has then probably got its last Item, even if several
+days are filled in parallel. So compaction writes each Item only once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class GeoParquet:
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Compact the past day that is unchanged for longest into a single file, if it is due.
+        """Compact the past day that has been unchanged for longest, if it is due, into one file.
 
         The new file has the state after change `through`, the last change of the batch.
         """
