@@ -1,4 +1,4 @@
-"""Clocks for tests of other subjects, and readings for tests of clocks."""
+"""Clocks for tests that do not test the clock, and readings for tests of the clock."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 
 def program(*names: str, required_by: str) -> str:
-    """Return the path of the first installed program; if none is installed, skip, or fail if `required_by` is 1."""
+    """Return the path of the first installed program; else skip, or fail if the variable `required_by` is 1."""
     if path := next(filter(None, map(shutil.which, names)), None):
         return path
     reason = f"no {' or '.join(names)} is on the PATH"

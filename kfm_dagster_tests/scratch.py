@@ -29,7 +29,7 @@ def use_memory() -> None:
 
 
 def begin_run(config: pytest.Config) -> None:
-    """Create the folder of the run, shared by its workers and removed by their parent."""
+    """Create the folder of this run of pytest, shared by its workers and removed by their parent."""
     if not hasattr(config, "workerinput"):
         os.environ[RUN] = tempfile.mkdtemp(prefix="kfm-suite-")
         # pytest's base folder is private to its owner; some servers run as other users.

@@ -47,7 +47,7 @@ class Walk:
         return _named(nodeid, self.tests) and not _named(nodeid, self.always)
 
     def leaves_out(self, function: str) -> bool:
-        """Return whether no case of a test function or module runs on every commit."""
+        """Return whether the walk may leave out every case of a test function or module."""
         cases = tuple(f"{TESTS}/{name}" for name in self.always)
         return self.holds(function) and not any(case.startswith((f"{function}[", f"{function}::")) for case in cases)
 
@@ -103,7 +103,7 @@ class Selection:
         return not self.repeats and self.twins.holds(nodeid, nodeids)
 
     def lacking(self, nodeids: Collection[str]) -> list[str]:
-        """Return the cases of the table that no collected function in `nodeids` has."""
+        """Return the cases of the table that do not exist, although their test functions are in `nodeids`."""
         cases = {f"{TESTS}/{name}" for walk in self.walks for name in walk.always if "[" in name}
         functions = {nodeid.partition("[")[0] for nodeid in nodeids}
         return sorted(case for case in cases - set(nodeids) if case.partition("[")[0] in functions)

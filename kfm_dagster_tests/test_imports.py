@@ -36,7 +36,7 @@ class Watched(type(os.environ)):
         caller = sys._getframe(1)
         while caller and caller.f_globals.get("__name__") in {"os", "collections.abc"}:
             caller = caller.f_back
-        # A setting of the S3 client, set before its import unless the environment has it.
+        # Settings of the S3 client; the package sets them before the client is imported, unless they are set already.
         of_the_client = name.startswith("MIMALLOC_")
         if caller and caller.f_globals.get("__name__", "").startswith("kfm_dagster") and not of_the_client:
             seen["variables"].append(name)
@@ -44,7 +44,7 @@ class Watched(type(os.environ)):
 
 os.environ.__class__ = Watched
 sys.addaudithook(watch)
-# The entry point, and the modules that the process from which runs are forked imports for their effects.
+# Modules that are imported for their effects: the entry point, and two in the process from which runs are forked.
 apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version", "kfm_dagster.fork_template"}
 names = [
     module.name
@@ -108,7 +108,7 @@ def test_the_first_line_of_a_docstring_has_at_most_90_characters() -> None:
 
 
 def test_importing_the_package_has_no_outside_effects(tmp_path: Path) -> None:
-    """Import all modules except the listed ones in an empty environment."""
+    """Import all modules except those in `apart`, in an empty environment."""
     process = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_EVERYTHING],
         env={"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,4 +1,4 @@
-"""The selection of tests: its table names existing tests and paths; only it and the changed paths decide what runs."""
+"""The selection of tests: the table names existing tests and paths; table and changed paths decide what runs."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def open_pipeline(
 
 
 def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipeline:
-    """Open a pipeline over a copy of a recorded folder; its clock is `seconds` later."""
+    """Open a pipeline over a copy of a recorded folder; its clock is `seconds` ahead of a new Clock."""
     shutil.copytree(recorded, folder, dirs_exist_ok=True)
     opened = open_pipeline(folder / "home", folder / "objects", url=url)
     opened.clock.forward(seconds)

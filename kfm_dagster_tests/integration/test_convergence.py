@@ -226,7 +226,7 @@ def api_server(stac_api_url: str) -> Iterator[str]:
 
 
 def shown(pipeline: Pipeline, virtual: Path, stac_api_url: str) -> dict[str, Any]:
-    """Return the catalog's files and each follower's content; of the virtual stores, the days' lists."""
+    """Return the catalog's files and each follower's content; for the virtual stores, the day's list of stores."""
     root = Path(pipeline.settings.catalog)
     [follower] = [candidate for candidate in pipeline.followers if isinstance(candidate, PgstacFollower)]
     api = Api(stac_api_url, pipeline.database, root, follower)

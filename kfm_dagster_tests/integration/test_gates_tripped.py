@@ -135,7 +135,7 @@ def test_a_stopping_gate_blocks_every_downstream_step(
 
 
 def states_by_key(face: Face) -> dict[str, tuple[str, int, str | None]]:
-    """Return status, attempts and last reason of each record by key."""
+    """Return status, attempts and last reason of each record, by the last part of its object's key."""
     unit_records = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
     return {
         unit.object_uri.rpartition("/")[2]: (unit.status, unit.attempts, unit.change_reason) for unit in unit_records

@@ -77,7 +77,7 @@ def items(catalog: Path) -> Items:
 def with_reference(
     items: Items, reference: Mapping[str, Any]
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield Item, properties and reference entry of every real object."""
+    """Return Item, properties and reference entry of every real object."""
     return [
         (item, item["properties"], reference["objects/" + uri.removeprefix("s3://")]) for uri, item in items.items()
     ]

@@ -37,7 +37,7 @@ KEY = dg.AssetKey(["nexrad_l2", NOUN])
 
 @dataclass(kw_only=True)
 class NoteTake(EffectNode):
-    """Write a file for each unit."""
+    """Add each unit's id to `taken`, which stands for an effect outside the database."""
 
     operator = VERB
     asset = NOUN

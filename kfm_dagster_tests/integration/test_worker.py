@@ -399,7 +399,7 @@ def test_the_sensor_gives_a_workers_run_a_minute_to_claim(face: Face) -> None:
 
 @pytest.fixture
 def registering(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> Callable[..., list[float]]:
-    """Make the catalog fail with these errors, the last first; return the times of its writes."""
+    """Return a function that makes the catalog fail with errors, the last first; it returns the times of writes."""
 
     def failing(*failures: Exception) -> list[float]:
         registered, errors, times = Catalog.register, list(failures), list[float]()
