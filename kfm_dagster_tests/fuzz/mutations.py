@@ -1,7 +1,7 @@
 """Mutate an object from a seed: bits, words, slices, lengths, also in its unpacked content.
 
-Checksums of HDF5 structures are renewed. An input is a function of subject, seed and number, so an input can be
-examined again alone.
+Mostly the checksums of changed HDF5 structures are renewed. An input is a function of subject, seed and number, so
+an input can be examined again alone.
 """
 
 from __future__ import annotations

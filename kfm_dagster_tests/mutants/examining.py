@@ -55,7 +55,7 @@ class StepResult(StrEnum):
     SURVIVED = "survived"
     """Its tests passed: no test holds the rule."""
     BROKEN = "broken"
-    """No result: the text does not occur exactly once, or no test ran."""
+    """No result: the text does not occur exactly once, no test ended, or the failed tests also fail without it."""
 
 
 @dataclass(frozen=True, kw_only=True)

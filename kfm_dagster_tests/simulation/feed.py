@@ -31,7 +31,7 @@ GOES_PROJECTION = pyproj.CRS("+proj=geos +h=35786023 +lon_0=-75 +sweep=x +ellps=
 LATENESS = 400.0
 """The longest delay of a message or an object, in seconds."""
 BIRTHS = 6
-"""The maximum number of events of a feed: an object is written, overwritten, lost or announced."""
+"""The maximum number of events of a feed, such as a written, lost or announced object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +148,7 @@ class Feed:
             sound=not wrong,
         )
         self.versions[unit.wal_id] = version
-        if rng.random() < 0.9:  # only a backfill finds the objects that are not announced
+        if rng.random() < 0.9:  # only a listing finds the objects that are not announced
             self._announce(version)
 
     def _wrong(self, sample: Envelope) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The invariants: the product must agree with an account of the world that is kept without the product.
+"""The invariants: the product must agree with an account of the world that is kept apart from it.
 
 After every commit the account reads the database directly; it knows the written objects from the feed, and the
 acting process from the scheduler. Each invariant is checked by a method of `Account`; the violation names the

@@ -22,7 +22,7 @@ from kfm_dagster_tests.simulation.faults import Fault, draw
 START = datetime(2025, 12, 4, 12, tzinfo=UTC)
 TRACE_LENGTH = 60
 STALLS = (120.0, 1200.0)
-"""The possible seconds of a stall: less than half of a lease (300 s), or four times as long."""
+"""A stall ends within one of these numbers of seconds: less than half of a lease (300 s), or four leases."""
 
 
 class Killed(BaseException):
@@ -76,7 +76,7 @@ class Scheduler:
         """The actor in a transaction: SQLite has one writer at a time."""
         self.trace: deque[str] = deque(maxlen=TRACE_LENGTH)
         self.digest = 0
-        """The checksum of all steps: equal for two runs with the same steps."""
+        """The checksum of all steps: equal for two simulations with the same steps."""
         self.happened: Counter[str] = Counter()
         self.ending = False
         self._hub = getcurrent()
