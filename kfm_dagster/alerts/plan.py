@@ -26,7 +26,7 @@ class Level(StrEnum):
     WARNING = "warning"
     """To be handled in working hours."""
     CRITICAL = "critical"
-    """To be handled at once, by the person on call."""
+    """To be handled immediately, by the person on call."""
 
 
 @unique

@@ -70,7 +70,7 @@ class FollowerRunner:
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
         """Advance followers for at most `within` seconds; return the number of accepted changes.
 
-        A failing follower is deferred; the others continue. Raises only the database's errors.
+        A failing follower is deferred; other followers continue. Raises only the database's errors.
         """
         end = time.monotonic() + within
         delivered = 0

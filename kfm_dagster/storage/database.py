@@ -65,7 +65,7 @@ class Database:
     def open(cls, url: str, *, read_only: bool = False) -> Database:
         """Connect, and bring the schema up to date.
 
-        With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
+        With `read_only` nothing is migrated, and every write by this object's connections is refused. A PostgreSQL
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
         database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
         release, of other migrations, or older and may not be migrated here; NoLedgerError if a `read_only` database has

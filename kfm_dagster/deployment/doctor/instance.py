@@ -87,7 +87,7 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
     slots = runs.get("max_concurrent_runs")
     if coordinator.get("class") != "QueuedRunCoordinator" and slots is None:
         yield fault(
-            "runs are not queued, so every requested run starts at once",
+            "runs are not queued, so every requested run starts immediately",
             observed=coordinator.get("class", "no run_coordinator"),
             expected="QueuedRunCoordinator with max_concurrent_runs",
             next_step=f"set it in dagster.yaml, as in {_FILE}",

@@ -47,7 +47,7 @@ def _secure(value: str) -> str:
 
 def _without_query(value: str) -> str:
     if "?" in value:
-        raise ValueError("expected a URL without a query, because paths of files are appended to it")
+        raise ValueError("a URL without a query, because paths of files are appended to it")
     return value.rstrip("/")
 
 
