@@ -30,7 +30,7 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
     monkeypatch.setenv("KFM_SCHEDULED_LISTINGS", "false")  # as for all tests
     monkeypatch.setenv("KFM_GEOPARQUET", "false")  # as for all tests
-    # By default the partitions begin 1,000 days ago, and so one day later than the days of these tests.
+    # The default, 1,000 days ago, will in some year be later than the days of these tests.
     monkeypatch.setenv("KFM_FIRST_DAY", "2025-01-01")
 
 

@@ -107,7 +107,7 @@ def versions(pipeline: Pipeline) -> dict[str, int]:
 
 @pytest.fixture
 def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fill a bucket with OBJECTS objects; return a list: the objects listed so far at each record of a chunk."""
+    """Fill a bucket with OBJECTS objects; return a list of how many were listed when a chunk was recorded."""
     listed = [0]
     entered: list[int] = []
 

@@ -58,7 +58,7 @@ PAGES = ("/", "/units", "/failures", "/alerts", "/rejected", "/gaps", "/decision
 
 @pytest.fixture(autouse=True)
 def _planted(_no_settings_of_this_machine: None, web_server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    # OpenLineage's client sets these aliases of OPENLINEAGE_URL. Set and removed here, they are removed after the test.
+    # OpenLineage's client sets these aliases of OPENLINEAGE_URL. After this, monkeypatch deletes them at the end.
     for alias in ("TYPE", "URL", "ENDPOINT"):
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}", "x")
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}")

@@ -38,7 +38,7 @@ from kfm_dagster_tests.mutants.generating import candidates, changed_lines, draw
 EQUIVALENT = 0.1
 """Share of the mutants that are allowed to survive, because some change no behaviour."""
 UNLIKELY = 0.01
-"""Probability of so many survivors below which they contradict EQUIVALENT; CI examines too few for a share."""
+"""Survivors contradict EQUIVALENT if so many are less probable than this; CI examines too few to compare shares."""
 COPIES = min(os.cpu_count() or 1, 4)
 """Mutants examined at the same time."""
 CONFIRMING = 0.15

@@ -173,7 +173,7 @@ class Copy:
             )
         finally:
             path.write_text(original, encoding="utf-8")
-        # Not a run beyond the time limit: it is perhaps only slow, and a hanging test fails by pytest's timeout.
+        # A run beyond the time limit is not counted as ended: it is perhaps only slow, as pytest ends a hanging test.
         ended_early = run.in_time and not run.whole and run.code != NO_TESTS
         if run.code == TESTS_FAILED or (mutant.generated and ended_early):
             return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(run.failed))
