@@ -220,7 +220,7 @@ def test_collections_have_true_extents_and_summaries(register: Register, root: P
         ([(-20.0, 20.0), (100.0, 150.0)], (-20.0, 150.0)),
     ],
 )
-def test_extents_across_the_antimeridian_stay_minimal(
+def test_an_extent_over_the_antimeridian_is_minimal_unless_an_item_crosses_the_prime_meridian(
     register: Register, root: Path, boxes: list[tuple[float, float]], west_east: tuple[float, float]
 ) -> None:
     results = register(*(goes(number, bbox=(west, 0.0, east, 10.0)) for number, (west, east) in enumerate(boxes)))

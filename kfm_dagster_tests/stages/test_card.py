@@ -47,7 +47,7 @@ STRICTER = {("gates", gate, "on_failure") for gate in ("G1", "G3", "G4", "G5", "
     ("clock", "unlocked"),
     ("human_review",),
 }
-"""The keys in which configs/strict is allowed to differ from the shipped card."""
+"""The keys in which configs/strict differs from the shipped card."""
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
     f"{page.relative_to(ROOT)}"

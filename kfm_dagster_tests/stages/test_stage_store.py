@@ -151,7 +151,7 @@ def test_a_retry_keeps_key_and_inputs_and_records_number_and_interval(database: 
         ("attempt 2", "rolled_back"),
         ("attempt 2", "pending"),
     ]
-    # Counted from the end of the failed attempt, not from its start.
+    # The interval is counted from the end of the failed attempt, not from its start.
     waited = (datetime.fromisoformat(retry[0]["at"]) - before.ended_at).total_seconds()
     assert 0 < retry[0]["details"]["interval_seconds"] <= waited
     done = moved(store, second, StageState.RUNNING, StageState.SUCCEEDED)
@@ -189,7 +189,7 @@ def test_an_attempt_of_a_dead_worker_fails_when_the_next_attempt_opens_and_canno
     assert [row.state for row in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
 
 
-def test_only_a_started_attempt_is_active(store: StageStore) -> None:
+def test_only_a_started_attempt_is_unfinished_and_only_a_run_with_a_success_has_begun(store: StageStore) -> None:
     opened(store, "waits")
     opened(store, "works", "d.another")
     moved(store, opened(store, "works"), StageState.RUNNING)
