@@ -27,7 +27,7 @@ from kfm_dagster_tests import databases
 from kfm_dagster_tests.integration.test_statements import COMMAND, NAMES, ONE_SERVER
 
 
-def test_an_edited_migration_is_refused_unless_the_edit_is_a_comment(
+def test_an_edited_migration_is_refused_unless_the_edit_is_a_comment_or_white_space(
     database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = migrations(database.dialect)
@@ -113,7 +113,7 @@ def test_a_read_only_connection_cannot_write(database_url: str) -> None:
     looking = Database.open(database_url, read_only=True)
     with looking.snapshot() as tx:
         assert tx.run("schema.applied").all()
-    # In both kinds of transaction.
+    # Neither a transaction nor a snapshot can write.
     for opening in (looking.transaction, looking.snapshot):
         with pytest.raises(DBAPIError, match=r"read-?only"), opening() as tx:
             tx.run("schema.record", number=9999, name="x", sha256="y")
@@ -278,7 +278,7 @@ def test_a_database_of_the_first_release_migrates_and_keeps_its_rows(
                 tx.connection.exec_driver_sql(typed)
         assert second.schema() == 2
         second.dispose()
-        Database.open(database_url).dispose()  # once
+        Database.open(database_url).dispose()  # a second opening does not migrate again
     with pytest.raises(SchemaVersionError, match=r"newer schema.*observed schema 2; expected at most 1; next: run"):
         Database.open(database_url)
 

@@ -173,7 +173,7 @@ def test_listing_returns_only_data_objects_of_the_day(stores: ObjectStores) -> N
         assert list(stores.list_day(contract, date(2025, 12, 4))) == []
 
 
-def test_an_object_that_shrinks_while_it_is_read_is_retried(s3: ObjectStores) -> None:
+def test_an_object_that_shrinks_while_it_is_read_has_the_code_of_an_unavailable_store(s3: ObjectStores) -> None:
     handle = s3.open(HRRR, URI, size=len(DATA) * 9)
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         handle.read(len(DATA) * 8, 10)

@@ -97,7 +97,7 @@ def tables(database: Database) -> set[str]:
     return {*inspector.get_table_names(), *inspector.get_view_names()}
 
 
-def test_every_table_has_a_decision_about_the_role_s_rights(owner: Database) -> None:
+def test_the_rights_of_the_role_are_defined_for_every_table(owner: Database) -> None:
     with owner.snapshot() as tx:
         decided = [row.relation for row in tx.run("roles.decisions", role="x")]
     assert sorted(decided) == sorted(tables(owner))
@@ -285,7 +285,7 @@ def test_opening_a_database_that_is_up_to_date_waits_for_no_migration(owner: Dat
 
 
 def _frozen(owner: Database, table: str) -> list[str]:
-    """Return the columns that the role may not change: all except the columns that the table's decision names."""
+    """Return the columns that the role may not change: all except the columns that `roles.decisions` grants."""
     with owner.snapshot() as tx:
         [text] = [row.statement for row in tx.run("roles.decisions", role="x") if row.relation == table]
     granted = text.rpartition("UPDATE (")[2].partition(")")[0].split(", ") if "UPDATE (" in text else []

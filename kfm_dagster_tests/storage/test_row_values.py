@@ -1,4 +1,4 @@
-"""Values built from rows: each column is converted to its field's type on both databases."""
+"""Values built from rows: each column is converted to its field's type, as either database returns it."""
 
 from __future__ import annotations
 

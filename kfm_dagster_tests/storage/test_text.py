@@ -36,7 +36,7 @@ def test_only_unstorable_characters_are_replaced(text: str) -> None:
 
 
 @given(st.recursive(ANY_TEXT | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)))
-def test_json_of_any_texts_equals_the_json_of_their_storable_forms(value: object) -> None:
+def test_json_of_any_texts_is_storable_and_keeps_texts_that_are_storable(value: object) -> None:
     written = json_text([value])
     assert not re.search(r"(?<!\\)(?:\\\\)*\\u0000", written)
     assert not re.search("\0|[\ud800-\udfff]", json.dumps(json.loads(written), ensure_ascii=False))
