@@ -345,7 +345,7 @@ READ_ONLY = [
     *("kill-switch list", "backfill status", "governance log", "alerts list"),
     *("explain latest", "validate", "clock", "clock --ask"),
 ]
-"""Commands that do not change a ledger."""
+"""Commands that neither create nor migrate a ledger; `clock --ask` adds readings to an existing ledger."""
 
 
 def test_read_only_commands_do_not_migrate_an_older_ledger(

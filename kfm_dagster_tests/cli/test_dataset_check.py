@@ -154,7 +154,7 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
 
 
 @pytest.mark.parametrize("case", AT_FAULT)
-def test_an_object_that_an_ingest_would_refuse_gives_findings_and_exit_code_4(
+def test_an_object_that_is_at_fault_or_would_not_be_listed_gives_findings_and_exit_code_4(
     case: str, call: Call, contract: Callable[[Change], Path], sample: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change, spoil, expected = AT_FAULT[case]
