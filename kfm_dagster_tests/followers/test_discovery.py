@@ -125,7 +125,7 @@ def test_only_the_follower_that_cannot_be_loaded_is_left_out(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_source_that_fails_later_is_left_out_and_dependent_followers_come_last(
+def test_a_source_that_cannot_create_its_followers_is_left_out_and_dependent_followers_come_last(
     load_sources: LoadSources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The source can be loaded, but its method `followers` raises.

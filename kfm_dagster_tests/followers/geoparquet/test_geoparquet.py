@@ -368,7 +368,7 @@ def follower(contracts: ContractRegistry, root: Path) -> GeoParquet:
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_day_becomes_one_file_after_as_many_changes_of_other_days_as_the_day_has_items(
+def test_a_day_becomes_one_file_two_days_later_and_after_as_many_changes_as_the_day_has_items(
     follower: GeoParquet, contracts: ContractRegistry, root: Path
 ) -> None:
     def day() -> dict[str, dict[str, object]]:
@@ -376,7 +376,7 @@ def test_a_day_becomes_one_file_after_as_many_changes_of_other_days_as_the_day_h
 
     filled, several = day(), len(files(root))
     with small_parts():
-        # One change of another day is too few to compact the day.
+        # Too early: an Item of the next day; an Item of two days later, but only eight changes after the day's last.
         follower.follow(contracts[ABI], changes(contracts, 100, range(1), day=AFTER))
         assert len(files(root)) == several
         follower.follow(contracts[ABI], changes(contracts, 17, range(1), day=LATER))
