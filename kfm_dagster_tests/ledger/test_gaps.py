@@ -54,7 +54,7 @@ def open_kinds(gaps: Gaps) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("age", "silent"), [(timedelta(seconds=1199), False), (timedelta(seconds=1200), True)])
-def test_a_silence_is_detected_within_two_cadences_and_closes_by_itself(
+def test_a_silence_is_detected_after_two_cadences_and_closes_by_itself(
     bench: Bench, gaps: Gaps, age: timedelta, silent: bool
 ) -> None:
     announced(bench, *[age + timedelta(seconds=number) for number in range(4)])

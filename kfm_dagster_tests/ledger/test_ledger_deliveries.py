@@ -137,7 +137,7 @@ def test_a_deletion_with_an_older_receipt_leaves_the_message_due(bench: Bench) -
     assert bench.deliveries.conservation().messages["deleted"] == 2
 
 
-def test_two_messages_of_one_unit_count_as_one_duplicate(bench: Bench) -> None:
+def test_each_further_message_of_a_unit_counts_as_a_duplicate(bench: Bench) -> None:
     unit, other = envelope(1), envelope(2)
     receive(bench, message(1, unit), message(2, unit, other), message(3, unit), units=(unit, other))
     assert bench.deliveries.duplicates() == {"nexrad-l2": 2}

@@ -162,7 +162,7 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
 def test_a_success_clears_the_previous_error_and_its_record_names_the_item(bench: Bench) -> None:
     failed = bench.bring_to("failed", envelope())
     bench.ledger.requeue([envelope().wal_id])
-    # A replay keeps the last error.
+    # Requeueing keeps the last error.
     assert bench.ledger.get(envelope().wal_id).last_error_code == failed.last_error_code is not None
     claimed = bench.claim()
     bench.clock.advance(2)
