@@ -15,7 +15,7 @@ because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reaso
 | `@latest(t, u)` | the later of two times, both not null |
 | `@position(t, u)` | the position, from 1, at which t contains text u; 0 if t lacks u |
 | `@json_type(j)`, `@json_size(j)` | type (`object`, `array`, ...); number of an array's members |
-| `@json_object('a', x, ...)` | an object of JSON |
+| `@json_object('a', x, ...)`, `@without(j, 'a')` | an object of JSON; object j without its member a |
 | `@as_json(t)`, `@as_time(t)` | text cast to JSON, to a time |
 | `@has(j, t)` | whether JSON list j has text t |
 | `@holds(j, k)` | whether JSON object j has every member of k, whose values are texts |
@@ -83,6 +83,7 @@ _TEXTS = {  # SQLite's, PostgreSQL's
     "utc_day": ("substr($1, 1, 10)", "to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD')"),
     "json_type": ("json_type($1)", "jsonb_typeof($1)"),
     "json_object": ("json_object($*)", "jsonb_build_object($*)"),
+    "without": ("json_remove($1, '$.' || $2)", "($1 - $2)"),
     "json_size": ("json_array_length($1)", "jsonb_array_length($1)"),
     "as_json": ("$1", "CAST($1 AS jsonb)"),
     "sha256": ("length($1) = 64 AND $1 NOT GLOB '*[^0-9a-f]*'", "$1 ~ '^[0-9a-f]{64}$'"),

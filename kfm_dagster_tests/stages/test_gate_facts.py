@@ -21,7 +21,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.factories import identified, with_section
-from kfm_dagster_tests.ledger.bench import make_bench
+from kfm_dagster_tests.ledger.bench import bring, make_bench
 from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject
 from kfm_dagster_tests.transactions import own_tx
 
@@ -40,7 +40,10 @@ def test_objects_of_a_partition_are_counted_by_hour_and_groups_of_their_key(data
         wal_id=WalId("0190b6a5-0000-8000-8000-000000000000"),
         time_range_start=units[1].time_range_start - timedelta(days=1),
     )
-    own_tx(ledger).ensure([*units, rewritten, on_another_day])
+    bring(ledger, "succeeded", units[:1])
+    own_tx(ledger).ensure([*units[1:], on_another_day])
+    # The rewritten object has peer sizes, which its first version lacks, and both versions have succeeded.
+    bring(ledger, "succeeded", [rewritten])
     with database.transaction() as tx:
         facts = partition_facts(GOES, DAY.isoformat(), tx=tx)
         assert partition_facts(GOES.model_copy(update={"coverage": None}), DAY.isoformat(), tx=tx) is None

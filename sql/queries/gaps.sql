@@ -108,13 +108,13 @@ LIMIT :limit;
 -- name: arrivals_of_day
 -- Seconds from the start of each announced object of a day to its announcement.
 SELECT
-    @utc_hour(time_range_start) AS hour, extension, @seconds(event_time, time_range_start) AS seconds,
-    count(*) AS objects
+    @utc_hour(time_range_start) AS hour, @without(extension, 'peer_sizes') AS extension,
+    @seconds(event_time, time_range_start) AS seconds, count(*) AS objects
 FROM nodd_wal_records
 WHERE
     status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')
     AND dataset = :dataset AND partition_key = :day AND sqs_message_id IS NOT NULL
-GROUP BY 1, extension, 3;
+GROUP BY 1, 2, 3;
 
 -- name: keep_arrivals
 INSERT INTO nodd_arrivals (dataset, product, day, objects, classes, leads)
