@@ -80,7 +80,7 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
     show_default=True,
     help="Output to fill again: the API, geoparquet, virtual-zarr, or another follower of the catalog.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per collection.")
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """Empty the API, load it from the catalog, and compare the two as `check` does.
 

@@ -373,12 +373,13 @@ def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
     wal_ids: list[str] = []
     with parts.database.snapshot() as tx:
         for _, row in walk(tx, unit_filter, budget=Budget(rows=MOST_EXAMINED)):
+            if row is not None and row["is_match"]:
+                wal_ids.append(row["wal_id"])
             if row is None or len(wal_ids) > MOST_NAMED:
                 raise BadFilterError(
                     observed=f"more than {MOST_NAMED} units, or too many to look through",
                     expected="a dataset, a code or a time that matches fewer",
                 )
-            wal_ids += [row["wal_id"]] if row["is_match"] else []
     if not wal_ids:
         raise BadFilterError("the filter matches no unit", observed="none", expected="one unit or more")
     return wal_ids
