@@ -71,7 +71,7 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """An evaluation's number of sent messages, and the `dead` endpoints with their answers."""
+    """An evaluation's number of sent messages; `dead` has a text for each failed endpoint."""
 
     delivered: int
     dead: Sequence[str]

@@ -132,7 +132,7 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file may be left by a promotion that replaced the same version, but did not commit. Such a file was never
+        The file in place may be that of an earlier promotion, from the same version, that never committed. It was never
         current, so the hash of the file that it replaced is returned, from that promotion's entry.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
@@ -193,7 +193,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item's file, and if `in_index` of its row, to before `oldest`."""
+    """Planned return of an Item's file, and its row if `in_index`, to the state before `oldest`."""
 
     oldest: Promotion
     path: str

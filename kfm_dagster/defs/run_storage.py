@@ -159,7 +159,7 @@ def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:
 
 
 def _key(run: dg.DagsterRun) -> LaneKey:
-    # A run without the tag was started by hand, from the asset graph, and lists its day.
+    # A run without the tag was started by hand, from the asset graph. It lists the bucket, so it is bulk work.
     return run.tags[PARTITION_TAG], Lane(run.tags.get(LANE_TAG, Lane.BULK))
 
 

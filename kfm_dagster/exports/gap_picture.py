@@ -62,7 +62,7 @@ class GapPicture:
 
 
 def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
-    """Return the rows of all followed or listed datasets, or of a single dataset's products."""
+    """Return a row for each dataset with expected objects, or for each product of `dataset`."""
     table = Gaps(database=parts.database)
     last = floor_hour(parts.clock())
     hours = [last - number * HOUR for number in reversed(range(days * 24))]

@@ -75,7 +75,7 @@ def test_the_idempotency_key_has_exactly_the_parts_that_the_card_names() -> None
     with_stage = machine_with(("run_id+partition+window", "run_id+stage"))
     assert idempotency_key(with_stage, parts) == idempotency_key(with_stage, {**parts, "window": "x"})
     assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
-    # A part that includes the text of the next part gives another key.
+    # A run id that contains the line of the next part is not mistaken for both parts.
     assert idempotency_key(CARD.machine, {**parts, "run_id": "r\npartition=2025-04-02"}) != key
 
 

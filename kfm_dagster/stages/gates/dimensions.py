@@ -311,7 +311,7 @@ def _not_of_axes(closure: Closure, axes: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _axis_unit(wkt2: str) -> str | None:
-    """Return the unit of a projection's first axis, as in `units.txt`; None for an invalid text."""
+    """Return pyproj's name for the unit of a projection's first axis; None for invalid WKT."""
     try:
         axes = pyproj.CRS.from_wkt(wkt2).axis_info
     except CRSError:
