@@ -69,7 +69,10 @@ def gate_results(
 def not_evaluated(
     key: dg.AssetKey, gates: Iterable[Gate], stage: StagedNode, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the gate results of a reused output, from the run that computed it."""
+    """Yield a check result for each gate of a skipped node.
+
+    It warns if the gate restricted the output that is reused, or removed units of the day earlier.
+    """
     skipped = stage.skipped
     cause = skipped.skipped.value if skipped and skipped.skipped else ""
     for gate in gates:

@@ -108,7 +108,7 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
         raise RunReplayRefusedError(
             observed=f"{stage} has no checkpoint in run {run_id}",
             expected="a run with a checkpoint of every stage (state_machine.yaml, checkpoints)",
-            next_step="kfm runs show, which lists the runs; to repeat units without their outputs: kfm replay run",
+            next_step="kfm runs show lists other runs; kfm replay run ingests units again, without checkpoints",
         )
     output = stages.port.load_output(stage, run_id)
     if output is None:

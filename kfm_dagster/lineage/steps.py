@@ -1,7 +1,7 @@
 """Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
-Here, a step is the end of an intent (`etl_steps`) of an idempotent node: a stage of the chain, or another team's node.
-The step's parent is the run. Figures that were not measured are absent.
+Here, a step is a row of `etl_steps`: an end of an intent of an idempotent node, of the chain or of another team. The
+step's parent is the run. Figures that were not measured are absent.
 Belongs here: the documents. Does not belong here: when steps are published (`noted.py`), or the lineage of
 ingest units (`openlineage.py`, `prov.py`).
 """
@@ -60,7 +60,7 @@ class Step:
     outcome: str | None
     """Outcome in run-state; None for a node without run-state, such as another team's."""
     validation_summary: Mapping[str, Any] | None
-    """Summary of the step's checks; None without an output in run-state."""
+    """Summary of the step's checks; None after a failure, without an output, and without run-state."""
 
     @classmethod
     def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:

@@ -52,8 +52,10 @@ class StageStoppedError(StageRefusedError):
         super().__init__(
             f"{stage} {why}",
             observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
-            expected="the pipeline card's condition" if first is None else first.expected,
-            next_step="correct the input, the contract or the card (KFM_CONFIGS_DIR)",
+            expected="deps_succeeded, a condition of state_machine.yaml" if first is None else first.expected,
+            next_step="see why the upstream failed (kfm runs show)"
+            if first is None
+            else "correct the input, the contract or the card (KFM_CONFIGS_DIR)",
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:

@@ -39,7 +39,7 @@ BATCH = 10
 
 @dataclass(kw_only=True, eq=False)
 class Message:
-    """A message on a queue. Its body announces `units`, as the feed recorded them."""
+    """A message on a queue. `units` are the ids of the units that its body announces."""
 
     message_id: str
     body: str

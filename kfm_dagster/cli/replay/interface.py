@@ -284,9 +284,9 @@ def _plan_table(plan: PlannedReplay) -> None:
     fields = {
         "records": f"{len(plan.units)}{more}",
         "admissible": document["admissible"],
-        "batches": f"{plan.batches} of {plan.batch_size}",
+        "batches": f"{plan.batches}, of at most {counted(plan.batch_size, 'unit')}",
         "partitions": span,
-        "at least": f"{plan.seconds:.0f} s",
+        "shortest duration": f"{plan.seconds:.0f} s, by the rate limits",
         "spec_sha256": document["spec_sha256"],
     }
     show_fields(fields | ({"listings": plan.listings} if plan.listings else {}))
