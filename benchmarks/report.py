@@ -138,9 +138,15 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _revision() -> str:
-    described = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
-    return done.stdout.strip() or "unknown"
+    """Return the commit; `-dirty` if files have changed since, apart from the page that this command writes."""
+    commit = _git("describe", "--always").stdout.strip()
+    changed = _git("diff", "--quiet", "HEAD", "--", ".", ":(exclude)docs/performance.md").returncode == 1
+    return f"{commit or 'unknown'}{'-dirty' * changed}"
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
 
 
 @click.command(context_settings={"max_content_width": 100})
