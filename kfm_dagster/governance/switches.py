@@ -1,4 +1,4 @@
-"""Kill switches: units of a dataset that is off are not claimed, replayed or written (WAL-10).
+"""Kill switches: a dataset that is off has no unit claimed, replayed or written (WAL-10).
 
 If all datasets of a queue are off, its messages are not received. Switches are persistent. Engaging or releasing one
 writes the governance log in the same transaction. Belongs here: the switches. Does not belong here: enforcing them

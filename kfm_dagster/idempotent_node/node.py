@@ -56,7 +56,7 @@ class IdempotentNode(Protocol[Result, Stored_co]):
         ...
 
     def transform(self) -> Result:
-        """Compute deterministically: no clock, seeded randomness, fixed order, files named by content."""
+        """Compute deterministically: no clock, seeded randomness, fixed order, content-named files."""
         ...
 
     def apply(self, tx: Transaction, result: Result, /) -> Stored_co:

@@ -75,7 +75,7 @@ def place_after(last: RejectionPlace | None) -> dict[str, Any]:
 
 
 def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
-    """Return a row per rejected entry; of several rejections of an entry, the last in `rejections` counts."""
+    """Return a row per rejected entry, from the entry's last rejection in `rejections`."""
     rows = {
         (entry.message_id, entry.record_index): {**asdict(entry), "detail": redact(entry.detail)}
         for entry in rejections

@@ -102,7 +102,7 @@ class Arrival:
 
 
 def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_hz: float) -> TimeAligned:
-    """Align the time, the first step. Raises PathError: naive times, offset over tau, invalid f_s."""
+    """Align the time. Raises PathError for naive times, an offset above tau or a wrong f_s."""
     if not (math.isfinite(f_s_hz) and f_s_hz > 0):
         raise PathError("f_s is not a sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:

@@ -306,7 +306,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`; `reasons` adds replay reasons to the ledger's: each code with its meaning."""
+    """`replay_plan.yaml`; `reasons` maps the codes of additional replay reasons to meanings."""
 
     version: Literal["1.0.0"]
     replay: Replay

@@ -1,4 +1,4 @@
-"""Stages in the database: a row per attempt of (run, stage), changed only with an audit line.
+"""Stages in the database: a row per attempt of a run's stage, changed with an audit line.
 
 Belongs here: opening, moving and reading attempts. Does not belong here: when a stage moves (`machine.py`), or the
 guards in the database (`sql/schema`).
