@@ -126,8 +126,9 @@ class WorkedBatch:
 
     @property
     def units(self) -> int:
-        """The number of units that the run claimed."""
-        return len(self.outputs[0].envelopes)
+        """The number of units that the run claimed; 0 if it reused the output of an earlier run."""
+        claim = self.outputs[0]
+        return 0 if claim.skipped else len(claim.envelopes)
 
     def as_json(self) -> dict[str, Any]:
         """Return the run and its units by outcome; `retrying` units get another attempt."""

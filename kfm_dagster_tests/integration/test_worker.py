@@ -197,6 +197,16 @@ def test_a_worker_takes_only_as_many_units_as_it_can_ingest_soon(
     assert set(requests) == {(4, 4)}
 
 
+def test_after_a_full_last_batch_the_worker_does_not_take_a_reused_output_for_work(
+    desk: Desk, announced: Callable[[int], object]
+) -> None:
+    desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"max_units_per_run": 4})
+    announced(8)
+    desk.work(max_batches=5)
+    assert [batch.units for batch in desk.batches] == [4, 4]
+    assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 8}
+
+
 def test_an_idle_worker_uses_long_polling(desk: Desk, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     worker = desk.worker()
@@ -282,7 +292,7 @@ def test_a_worker_starts_past_and_current_days_with_live_units_unless_the_datase
 
     def run(first: MessageParse, **_: object) -> list[SimpleNamespace]:
         begun.append((first.dataset, first.partition, first.lane))
-        return [SimpleNamespace(envelopes=[])]
+        return [SimpleNamespace(envelopes=[], skipped=None)]
 
     monkeypatch.setattr(resident, "run_chain", run)
     desk.work_until(1)
