@@ -24,7 +24,7 @@ from dagster._grpc.server import DagsterApiServer
 
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
-from kfm_dagster.defs.long_ticks import ALLOWED
+from kfm_dagster.defs.long_ticks import SHORT
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """Name of a module that reads the code's fingerprint at import; only the process that forks runs imports it."""
@@ -74,7 +74,7 @@ def main(*, module: str, host: str, port: int) -> None:
     collect_rarely()
     # Dagster uses the handler of SIGINT for SIGTERM, too, and then waits for the ticks under way.
     signal.signal(signal.SIGINT, _stop)
-    ALLOWED.set()
+    SHORT.clear()
     # Started now, so that this process and the forking process import at the same time.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
@@ -82,7 +82,7 @@ def main(*, module: str, host: str, port: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    ALLOWED.clear()
+    SHORT.set()
     signal.default_int_handler(number, frame)
 
 

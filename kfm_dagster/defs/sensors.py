@@ -18,7 +18,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.defs.chain import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, asset_key, asset_keys, dataset_tags, op_name
 from kfm_dagster.defs.failing import one_line
 from kfm_dagster.defs.jobs import EVIDENCE_JOB, INGEST_JOB, PATH_JOB
-from kfm_dagster.defs.long_ticks import look_for_work
+from kfm_dagster.defs.long_ticks import SHORT, look_for_work
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_run, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
@@ -115,7 +115,7 @@ def ingest_sensors(
         info, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
 
         def look(wait_seconds: float) -> tuple[dg.SensorResult, bool]:
-            time.sleep(wait_seconds)
+            SHORT.wait(wait_seconds)
             dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
             maintain(opened, state, dead=dead, warn=warn)
             dead.forget_ended()
@@ -275,7 +275,7 @@ def due_sensor(
         }
 
         def look(wait_seconds: float) -> tuple[dg.SensorResult, bool]:
-            time.sleep(wait_seconds)
+            SHORT.wait(wait_seconds)
             failures: list[str] = []
             results = [due for name, part in parts.items() if (due := attempt(name, part, failures.append))]
             for failure in failures:

@@ -171,7 +171,7 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time since which each `_look` has found pending units; None before the first `_look`."""
+    """By day, the time since which units were pending at each `_look`; None before the first `_look`."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:

@@ -83,7 +83,7 @@ def test_a_sound_sample_prints_its_item_and_writes_no_file(
     of_the_deployment = tmp_path / "of the deployment"
     for name in ("BACKUP", "CATALOG", "LINEAGE", "STORAGE", "VIRTUAL"):
         monkeypatch.setenv(f"KFM_{name}_URL", str(of_the_deployment / name))
-    monkeypatch.setenv("KFM_STAC_API_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("KFM_STAC_API_DSN", "postgresql://user@127.0.0.1:1/none")
     answer = call("dataset", "check", str(contract(same)), "--sample", str(sample), "--json")
     assert answer.code == ExitCode.DONE
     [report] = answer.rows

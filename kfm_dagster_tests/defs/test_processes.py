@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -23,9 +24,10 @@ from dagster._core.events import EngineEventData
 from dagster_aws.s3 import S3ComputeLogManager
 
 from kfm_dagster.cyclic_gc import THRESHOLDS
-from kfm_dagster.defs import reexecutions
+from kfm_dagster.defs import code_server, reexecutions
 from kfm_dagster.defs.code_server import CODE_VERSION, UNKNOWN_EXIT, RunContext
 from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.defs.long_ticks import SHORT
 from kfm_dagster.defs.reexecutions import InstanceReexecutions
 from kfm_dagster.defs.run_processes import SERVER_TAG, fail_lost_runs, is_running
 from kfm_dagster.defs.run_storage import active_runs
@@ -438,3 +440,27 @@ def test_a_missing_log_bucket_does_not_fail_the_step_and_its_log_stays_local(
     log_to("gone", cloud, monkeypatch)
     with machine(tmp_path / "worker", monkeypatch) as worker:
         assert PRINTED in printed(worker, ran(worker))
+
+
+def test_the_code_server_allows_long_ticks_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    short: list[bool] = []
+
+    def serve(*_: object, **__: object) -> None:
+        short.append(SHORT.is_set())
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            short.append(SHORT.is_set())
+
+    monkeypatch.setattr(code_server, "forkserver", Mock())
+    monkeypatch.setattr(code_server, "collect_rarely", Mock())
+    monkeypatch.setattr(code_server.api.api_cli, "main", serve)
+    # The command replaces the class in Dagster's module.
+    monkeypatch.setattr(code_server.server, "DagsterApiServer", code_server.server.DagsterApiServer)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            code_server.main.callback(module="m", host="127.0.0.1", port=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert short == [False, True]

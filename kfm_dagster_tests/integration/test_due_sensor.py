@@ -17,7 +17,9 @@ import sqlalchemy as sa
 
 from kfm_dagster import outbox
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs import long_ticks, sensors
 from kfm_dagster.defs.jobs import EVIDENCE_JOB, PATH_JOB
+from kfm_dagster.defs.long_ticks import IDLE_TICKS
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
 from kfm_dagster.defs.sensors import EVIDENCE_SECONDS, evidence_runs
 from kfm_dagster.exports.validation import validate_report
@@ -113,6 +115,13 @@ def test_a_tick_sends_each_firing_alert_once_and_requests_no_run(
     web_server.answers = lambda _: WebAnswer()
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message delivered | {without_url}")
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {without_url}")
+    # While an alert fires, no tick is long: its text would replace the text of the looks before.
+    short = Mock(is_set=lambda: False)
+    for module in (long_ticks, sensors):
+        monkeypatch.setattr(module, "SHORT", short)
+    for _ in range(IDLE_TICKS + 1):
+        face.tick("nodd_due")
+    assert [call.args for call in short.wait.call_args_list] == [(0,)] * (IDLE_TICKS + 1)
     # Refused once, then accepted once.
     assert [message["title"] for message in messages(web_server)] == [f"[warning] covariance: {STAGE} G7"] * 2
 

@@ -317,13 +317,22 @@ def test_the_next_run_of_a_day_is_requested_once_the_active_run_has_settled(face
 def test_a_tick_of_an_idle_deployment_looks_for_work_until_there_is_some(
     face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[float] = []
     arriving: list[StoredObject] = []
 
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        if seconds and arriving:
-            deliver(face.pipeline, *arriving)
+    class Ticks(Event):
+        """The event of short ticks; each wait is listed and takes no time, and `arriving` is delivered in it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            if timeout and arriving:
+                deliver(face.pipeline, *arriving)
+            return self.is_set()
+
+    waits: list[float | None] = []
+    short = Ticks()
+    short.set()
+    monkeypatch.setattr(long_ticks, "SHORT", short)
+    monkeypatch.setattr(sensors, "SHORT", short)
 
     def looks(sensor: str) -> int:
         waits.clear()
@@ -331,14 +340,10 @@ def test_a_tick_of_an_idle_deployment_looks_for_work_until_there_is_some(
         face.tick(sensor)
         return queue.receives if sensor == "nodd_messages" else len(waits)
 
-    monkeypatch.setattr(sensors.time, "sleep", sleep)
     every = ("nodd_messages", "nodd_ledger", "nodd_due")
-    # Dagster's own code server cannot end a long tick early, so with this server ticks stay short.
     assert [looks(sensor) for sensor in every * (IDLE_TICKS + 1)] == [1] * 3 * (IDLE_TICKS + 1)
-    allowed = Event()
-    allowed.set()
-    monkeypatch.setattr(long_ticks, "ALLOWED", allowed)
-    assert [looks(sensor) for sensor in every] == [8, 8, 2]
+    short.clear()
+    assert [looks(sensor) for sensor in every] == [6, 6, 2]
 
     # Units appear in the first wait; the look after the second wait requests their run.
     arriving += [good(*sample) for sample in nexrad_level2_samples(NEXT_DAY + timedelta(days=1), 1)]
@@ -349,4 +354,4 @@ def test_a_tick_of_an_idle_deployment_looks_for_work_until_there_is_some(
     with monkeypatch.context() as patched:
         patched.setattr(queue, "receive", lambda *_, **__: list(next(arrivals)))
         assert len(face.tick("nodd_messages").run_requests) == 2
-    assert [looks("nodd_messages") for _ in range(IDLE_TICKS + 1)] == [*[1] * IDLE_TICKS, 8]
+    assert [looks("nodd_messages") for _ in range(IDLE_TICKS + 1)] == [*[1] * IDLE_TICKS, 6]

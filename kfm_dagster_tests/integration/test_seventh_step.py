@@ -37,7 +37,7 @@ KEY = dg.AssetKey(["nexrad_l2", NOUN])
 
 @dataclass(kw_only=True)
 class NoteTake(EffectNode):
-    """Add each unit's id to `taken`, which stands for an effect outside the database."""
+    """Add each unit's id to `taken`, which represents an effect outside the database."""
 
     operator = VERB
     asset = NOUN

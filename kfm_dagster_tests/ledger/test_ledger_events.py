@@ -225,7 +225,7 @@ WAYS: dict[str, tuple[Any, ...]] = {
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
         ("recovered", "test"),
     ),
-    # The unit had succeeded, so its repetition is no recovery and writes no event.
+    # The unit had succeeded, so its repetition does not count as a recovery and writes no event.
     "a person repeats a succeeded unit": (
         brought_to("succeeded"),
         lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT),

@@ -211,7 +211,7 @@ class Tree:
             yield from re.findall(r"kfm_dagster_tests/[\w/]+\.py", text)
 
     def _runners(self, module: str, identifier: str) -> list[str]:
-        """Return the modules that run a statement: those that quote its name, or else one of its file."""
+        """Return the modules that quote a statement's name, or else any statement of its file."""
         if near := self.quoted.get(f"{module}.{identifier}"):
             return sorted(near)
         if near := {file for file in self.quoted.get(identifier, ()) if module in re.split(r"[/.]", file)}:

@@ -44,7 +44,7 @@ def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> Ind
 
 
 REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
-    # Two parts of a real line, then what is read: variable, begin and end of the step in minutes, qualifier. RRFS:
+    # Two parts of a real line, then the fields read: variable, begin and end of the step in minutes, qualifier. RRFS:
     ("REFC:entire atmosphere (considered as a single layer)", "1 hour fcst:", "REFC", 60, 60, ""),
     ("HGTMD:highest level > 1e-09 kg/m^3", "1 hour fcst:", "HGTMD", 60, 60, ""),
     ("TSOIL:0-0 m below ground", "1 hour fcst:", "TSOIL", 60, 60, ""),

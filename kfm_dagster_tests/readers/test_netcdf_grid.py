@@ -534,7 +534,7 @@ def test_a_file_whose_key_has_a_run_is_described_as_a_forecast() -> None:
         assert properties["forecast:reference_datetime"] == "1999-12-31T12:00:00Z"
         assert (properties["forecast:horizon"], properties["nwm:domain"]) == ("PT1110M", "conus")
     assert refusal(content, groups=groups | {"cycle": "15", "lead": "015"}) is MetadataIssue.TIME_MISMATCH
-    # A file without a run has that of the key. There is no horizon if the run is after the file's time.
+    # A file without a run has that of the key. A run after the file's time gives no horizon.
     properties = read(grid(hours=[6.5]), groups=groups).properties
     assert properties["forecast:reference_datetime"] == "1999-12-31T00:00:00Z"
     assert "forecast:horizon" not in read(grid(hours=[6.5]), groups={"run": "20000102"}).properties

@@ -236,7 +236,7 @@ def test_a_retention_that_is_killed_midway_is_completed_by_the_next_retention(
     meanwhile = list(pruner.batches(pipeline.clock.now))
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
-    # Deleting files that are already gone, as a concurrent retention does, is no error.
+    # Files that are already gone, for example by a concurrent retention, are deleted without an error.
     for batch in meanwhile:
         pruner.remove(batch)
 

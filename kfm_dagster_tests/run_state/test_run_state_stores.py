@@ -340,7 +340,7 @@ def test_a_lakefs_url_and_the_url_of_its_s3_gateway_name_the_same_store(database
 @pytest.mark.one_database
 def test_of_two_stores_chosen_concurrently_one_is_refused(database: Database, tmp_path: Path) -> None:
     first, second = (Setup(database, f"{tmp_path}/{name}") for name in ("first", "second"))
-    # `second` has looked twice for a chosen store and found none; `first` is chosen before `second` writes its choice.
+    # `second` has looked twice for a chosen store, without one; `first` is chosen before `second` writes its choice.
     with (
         meanwhile(Failpoint.DATABASE_BEGIN, first.open, nth=3),
         pytest.raises(ConfigurationError, match="two run-state stores"),

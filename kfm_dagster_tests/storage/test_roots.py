@@ -52,7 +52,7 @@ def test_an_empty_root_is_marked_by_the_first_deployment_and_by_no_other_deploym
     for adopt in (False, True):
         with pytest.raises(ForeignRootError, match=f"{catalog.location} is another deployment's; observed {ONE}"):
             hold([catalog], OTHER, adopt=adopt)
-    catalog.mark(OTHER)  # as a process does that found the root empty before ONE marked it
+    catalog.mark(OTHER)  # as a process that saw the root empty before ONE marked it
     assert catalog.holder() == ONE
 
 

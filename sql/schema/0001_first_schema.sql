@@ -1,6 +1,6 @@
 -- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py defines each @macro.
--- Recorded evidence cannot be altered, whoever executes SQL: triggers refuse alterations, even by the owner, and a
--- deployment's role has no right to most alterations (sql/queries/roles.sql).
+-- No SQL can alter recorded evidence: triggers refuse alterations, even by the owner, and a deployment's role has no
+-- right to most alterations (sql/queries/roles.sql).
 
 -- postgresql: its triggers call a function. This one raises the name of the rule, and the row's id and change if the
 -- trigger names their columns.
@@ -1383,13 +1383,13 @@ CREATE INDEX quarantine_cases_without_evidence ON quarantine_cases (opened_at, w
 
 CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wal_id);
 
--- Opens and releases a case in the statement that moves its unit, whoever executes it, so every quarantine has a case.
+-- Opens and releases a case in the statement that moves its unit, even in plain SQL, so every quarantine has a case.
 @after(
     nodd_wal_records_open_their_case, UPDATE ON nodd_wal_records, NEW.status = 'quarantined',
     INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, state)
     VALUES (NEW.wal_id, NEW.version, NEW.updated_at, NEW.change_reason, 'open')
 );
--- Every quarantine is in the governance log, whoever executes it (WSM-20). A person's decision is there already; any
+-- Every quarantine is in the governance log, even one by plain SQL (WSM-20). A person's decision is there already; any
 -- other quarantine gets its entry here, with the error's text if the error is the reason. A worker's name is cut to the
 -- entry's limit, because a longer name must not prevent a quarantine.
 @after(
@@ -1877,7 +1877,7 @@ CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
     )
 );
 
--- Failed attempts, whoever recorded the failure, each with the only lineage batch that publishes it.
+-- Failed attempts, by any recorder of the failure, each with the only lineage batch that publishes it.
 CREATE TABLE lineage_failures (
     wal_id @id NOT NULL,
     -- The record's version after its transition to failed.
